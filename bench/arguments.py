@@ -62,7 +62,7 @@ def checked_arguments(
     for name, value in given.items():
         if name in parameters:
             try:
-                checked[name] = _checked(parameters[name].annotation, value)
+                checked[name] = _check(parameters[name].annotation, value)
             except UserError as problem:
                 wrong.append(f"setting {name} of {what}{place}: {problem}, got {value!r:.100}.")
     if wrong:
@@ -70,7 +70,7 @@ def checked_arguments(
     return checked
 
 
-def _checked(annotation: Any, value: Any) -> Any:
+def _check(annotation: Any, value: Any) -> Any:
     """A value as a parameter takes it. Raises UserError, a clause, for another."""
     kind = Any if annotation is inspect.Parameter.empty else annotation
     if any(abs(number) > _MOST for number in _whole_numbers(value)):
@@ -83,10 +83,10 @@ def _checked(annotation: Any, value: Any) -> Any:
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
-    """All in a value of a suite."""
+    """Yield all whole numbers in a value of a suite."""
     if isinstance(value, int):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value
     if isinstance(inner, Iterable) and not isinstance(inner, str | bytes):
-        for one in inner:
-            yield from _whole_numbers(one)
+        for item in inner:
+            yield from _whole_numbers(item)

@@ -32,31 +32,30 @@ class Declared:
 
 
 def declared_arrays(path: Path, wanted: Collection[str]) -> dict[str, Declared]:
-    """What those of the wanted arrays that an npz file has are by their headers, which are all
-    that is read of it.
+    """Return what the headers of an npz file say of the wanted arrays; nothing else is read.
 
     Raises UserError for a file that is missing or no npz file.
     """
-    found = {}
+    headers = {}
     try:
         if not path.is_file():
             raise UserError(f"no such file: {path}.")
         with zipfile.ZipFile(path) as archive:
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
-                if name in found:
+                if name in headers:
                     raise ValueError(f"it has two arrays named {name}")
                 if name in wanted:
                     with archive.open(member) as file:
-                        found[name] = _declared(file)
+                        headers[name] = _read_header(file)
     except UserError:
         raise
     except Exception as error:  # a damaged file makes zipfile and numpy raise whatever it hits
-        raise _unreadable(path, error) from error
-    return found
+        raise _read_error(path, error) from error
+    return headers
 
 
-def _declared(file: IO[bytes]) -> Declared:
+def _read_header(file: IO[bytes]) -> Declared:
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -85,16 +84,16 @@ def read_arrays(
         with np.load(path, allow_pickle=False) as archive:
             return [archive[name] for name in names]
     except Exception as error:  # as above
-        raise _unreadable(path, error) from error
+        raise _read_error(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def _read_error(path: Path, error: Exception) -> UserError:
     reason = " ".join(str(error).split())[:200]
     return UserError(f"{path} is truncated or no npz file ({reason or type(error).__name__}).")
 
 
 def check_memory(n_bytes: float, what: str) -> None:
-    """Raises UserError if something takes more bytes than this machine's memory has left."""
+    """Raise UserError if something takes more bytes than this machine's memory has left."""
     left = psutil.virtual_memory().available
     if n_bytes > left:
         raise UserError(

@@ -38,7 +38,7 @@ class Complaints:
             self._sentences[str(error)] = None
 
     def tell(self) -> None:
-        """Raises UserError with all sentences, if there are any."""
+        """Raise UserError with all sentences, if there are any."""
         if self._sentences:
             raise UserError(" ".join(self._sentences))
 

@@ -28,11 +28,11 @@ class BrokenImport(Exception):
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, sorted; the first of a name counts."""
-    found: dict[str, EntryPoint] = {}
+    """Return the entry points of a group by name, sorted; the first of a name counts."""
+    points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda p: p.name):
-        found.setdefault(point.name, point)
-    return found
+        points.setdefault(point.name, point)
+    return points
 
 
 def origin_of(point: EntryPoint) -> str:
@@ -49,7 +49,7 @@ class _FromSource(importlib.machinery.SourceFileLoader):
 
 
 def imported(load: Callable[[], T], module: str) -> T:
-    """What an import of foreign code gives.
+    """Return what an import of foreign code gives.
 
     Args:
         load: Imports it.
@@ -61,13 +61,13 @@ def imported(load: Callable[[], T], module: str) -> T:
     left = Left()
     try:
         with foreign_code(left):
-            found = load()
+            value = load()
     except Exception as error:  # whatever foreign code raises at import is its own defect
         place, text = place_of(error, {module.partition(".")[0]}), in_one_line(error)
         raise BrokenImport(f"{text} ({place})" if place else text) from error
     if left.reason is not None:
         raise BrokenImport(f"when it is imported it {left.reason}.")
-    return found
+    return value
 
 
 def load_file(path: Path) -> ModuleType:

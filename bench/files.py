@@ -24,7 +24,7 @@ MOST_BYTES = 2**29
 
 
 def read_bytes(path: Path | str, *, most: int = MOST_BYTES, links: bool = False) -> bytes:
-    """A file's content, if it is a plain file of at most so many bytes.
+    """Return a file's content, if it is a plain file within a size limit.
 
     Args:
         path: The file; folders above it are not looked at, see `no_link`.
@@ -70,8 +70,8 @@ def sha256(path: Path | str) -> str:
 
 
 def no_link(folder: Path, *names: str) -> Path:
-    """The path of what lies in a folder, of which no part below the folder is a link; it need not
-    exist. Raises UserError for a link."""
+    """Return a path within a folder. Raises UserError for a link below the folder; the path need
+    not exist."""
     path = folder
     for name in names:
         path = path / name

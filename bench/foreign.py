@@ -45,7 +45,8 @@ class OverLimit(BaseException):
 
 
 def in_one_line(error: BaseException, most: int = MOST_TEXT) -> str:
-    """An exception's kind and text, the latter by itself where the text cannot be told."""
+    """Return an exception's kind and text in one line, only the kind where the text cannot be
+    read."""
     if isinstance(error, Escaped):
         error = error.error
     try:
@@ -76,7 +77,7 @@ _told: list[BaseException] = []
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Whatever is raised inside leaves as an Exception: SystemExit and its like as `Escaped`.
+    """Let every exception inside leave as an Exception: SystemExit and its like as `Escaped`.
 
     Only what comes from outside passes, KeyboardInterrupt where somebody pressed Ctrl-C and
     OverLimit; and both pass even where the code inside swallowed them.
@@ -96,15 +97,15 @@ def contained() -> Iterator[None]:
         if listens:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if here and _told:
-        told = _told[0]
+        interrupt = _told[0]
         if listens:
             _told.clear()
-        raise told
+        raise interrupt
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Code inside ends with OverLimit after so many seconds.
+    """End the code inside with OverLimit after some seconds.
 
     That is so in the main thread alone, where nobody else uses the process's alarm clock, and for
     code that comes back to Python now and then; elsewhere there is no limit.
@@ -144,7 +145,7 @@ class _StatePart(NamedTuple):
 
 
 def _deciding() -> tuple[_StatePart, ...]:
-    """What decides the figures of everything that is computed after it was changed."""
+    """Return the state that decides the figures of everything that is computed later."""
     import torch
 
     flags = torch.backends.cudnn
@@ -179,7 +180,7 @@ def _deciding() -> tuple[_StatePart, ...]:
 
 
 def _other() -> tuple[_StatePart, ...]:
-    """What jobs that follow would meet, of what plugins change without thinking of it."""
+    """Return the state that later jobs would meet, which plugins change without thinking of it."""
     import numpy as np
     import torch
 
@@ -251,7 +252,7 @@ class Left:
 
 @contextmanager
 def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
-    """`contained`, with what is printed on stderr, and the process's state put back.
+    """Run foreign code as `contained`, with its prints on stderr, and restore the process's state.
 
     left: is told what was changed. relays: whether what is printed comes out at all.
     """
@@ -279,10 +280,10 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
 def forget() -> None:
     """Empty leakbench's own caches in this process: what they hold may have been computed in a
     state that foreign code had changed."""
-    for found in gc.get_objects():
+    for item in gc.get_objects():
         # By type(), since to ask some objects for their class makes them import something.
-        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("bench."):
-            found.cache_clear()
+        if type(item) is functools._lru_cache_wrapper and item.__module__.startswith("bench."):
+            item.cache_clear()
 
 
 class _Aside(io.TextIOBase):

@@ -29,7 +29,8 @@ _LONGEST = 64
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of that name stays in the folder that it is meant for, on any system."""
+    """Return whether a file of that name stays in the folder that it is meant for, on any
+    system."""
     return (
         0 < len(name.encode(errors="replace")) <= _BYTES
         and name.isprintable()
@@ -51,9 +52,9 @@ def file_name(name: str) -> str:
 
 
 def is_given_name(name: str) -> bool:
-    """Whether a suite or a threat may be called so: letters and digits of any script with their
-    marks, and `_.@-`, at most 64 characters of 200 bytes, the first a letter or digit, the last no
-    dot."""
+    """Return whether a suite or a threat may be called so: letters and digits of any script with
+    their marks, and `_.@-`, at most 64 characters of 200 bytes, the first a letter or digit, the
+    last no dot."""
     return (
         0 < len(name) <= _LONGEST
         and len(name.encode(errors="replace")) <= 200

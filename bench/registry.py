@@ -61,14 +61,14 @@ class Registry:
         return sorted(n for k, n in self.usable if k == kind)
 
     def get(self, kind: PluginKind, name: str, *, where: str = "") -> Plugin:
-        """The plugin of that name.
+        """Return the plugin of that name.
 
         Raises:
             UserError: With the nearest known name, or with the reason if it is known but broken.
         """
-        found = self.usable.get((kind, name))
-        if found is not None:
-            return found
+        usable = self.usable.get((kind, name))
+        if usable is not None:
+            return usable
         for plugin in self.broken:
             if (plugin.kind, plugin.name) == (kind, name):
                 raise UserError(f"{kind} '{name}' ({plugin.origin}) is broken: {plugin.broken}")
@@ -133,7 +133,7 @@ class Registry:
 def discover(
     files: tuple[Path, ...] = (), needed: Collection[tuple[PluginKind, str]] | None = None
 ) -> Registry:
-    """Everything installed, then the given files.
+    """Return everything installed, then the given files.
 
     Args:
         files: Python files, all of which are executed.
@@ -157,16 +157,16 @@ def discover(
 
 @cache
 def _check_hidden() -> None:
-    """Raises UserError where a folder or file beside a script stands before leakbench's package."""
+    """Raise UserError where a folder or file beside a script hides leakbench's package."""
     home = Path(__file__).parents[1]
     for point in entry_points(group=JUDGES):
         for top in {point.module.partition(".")[0], "defenses"} if _is_own(point) else ():
             spec = find_spec(top)
             place = Path(spec.origin) if spec is not None and spec.origin else None
             if place is not None and home not in place.parents:
-                shown = place.parent if place.name == "__init__.py" else place
+                culprit = place.parent if place.name == "__init__.py" else place
                 raise UserError(
-                    f"{shown} hides leakbench's package '{top}', since Python looks there first: "
+                    f"{culprit} hides leakbench's package '{top}', since Python looks there first: "
                     "rename it, or start from another folder."
                 )
 
@@ -177,10 +177,10 @@ def _is_own(point: EntryPoint) -> bool:
 
 @cache
 def judge() -> Judge:
-    """The installed judge of attacks' answers."""
+    """Return the installed judge of attacks' answers."""
     (point,) = entry_points(group=JUDGES)
-    made: Judge = point.load()()
-    return made
+    instance: Judge = point.load()()
+    return instance
 
 
 def _load(kind: PluginKind, point: EntryPoint) -> Plugin:
@@ -203,16 +203,16 @@ def _from_file(path: Path) -> list[Plugin]:
     except BrokenImport as error:
         plugin = Plugin(name=path.stem, kind="defense", origin=str(path), broken=str(error))
         return [plugin, replace(plugin, kind="attack")]
-    found = []
+    plugins = []
     for kind, base in _BASES.items():
         for cls in vars(module).values():
             if inspect.isclass(cls) and issubclass(cls, base) and cls.__module__ == module.__name__:
                 name = snake_case(cls.__name__)
                 if not name.startswith("_"):
-                    found.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
-    if not found:
+                    plugins.append(Plugin(name=name, kind=kind, origin=str(path), cls=cls))
+    if not plugins:
         raise UserError(f"{path} defines no subclass of bench.api.Defense or bench.api.Attack.")
-    return found
+    return plugins
 
 
 def snake_case(name: str) -> str:

@@ -128,8 +128,8 @@ def run(
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     store.prepare()
-    shown = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
-    with _progress(plan, keys, shown) as on_progress:
+    visible = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
+    with _progress(plan, keys, visible) as on_progress:
         runner.run(
             plan,
             store,
@@ -166,9 +166,9 @@ class Results:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
-        found: list[dict[str, Any]] = json.loads(text.to_leaderboard_json(self._files.rows))
-        return found
+        """Return the leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
+        rows: list[dict[str, Any]] = json.loads(text.to_leaderboard_json(self._files.rows))
+        return rows
 
     @property
     def standing(self) -> str:
@@ -177,13 +177,13 @@ class Results:
 
     @property
     def failures(self) -> list[tuple[str, str]]:
-        """(what, why) of trainings and cells that failed or ran out of time."""
+        """Return (what, why) of trainings and cells that failed or ran out of time."""
         store = Store(self.folder, self._run)
-        found = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
+        trainings = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
         cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
         return [
             (name, f"{record.status}: {record.reason}")
-            for name, record in [*found, *cells]
+            for name, record in [*trainings, *cells]
             if isinstance(record, NoResult) and record.status != "not_applicable"
         ]
 
@@ -234,11 +234,11 @@ class Results:
         from bench.report import grids
 
         cells = self._some_cells(**only)
-        asked = dict(settings or {})
-        chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in asked} == asked]
+        filters = dict(settings or {})
+        chosen = [c for c in cells if {k: c.settings.get(k, ...) for k in filters} == filters]
         if not chosen:
             there = ", ".join(dict.fromkeys(c.setting for c in cells))
-            raise UserError(f"no cell has the settings {asked}; there are {there}.")
+            raise UserError(f"no cell has the settings {filters}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
@@ -262,8 +262,8 @@ class Results:
         as `overview`, and UserError for a protocol that is not there."""
         from bench.report import figures, plots
 
-        shown = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
-        return figures.heat(plots.overview_map(shown), width=width)
+        summary = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
+        return figures.heat(plots.overview_map(summary), width=width)
 
     def plot_attacks(self, *, width: str = "page", **only: Unpack[TableFilter]) -> Figure:
         """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
@@ -298,14 +298,14 @@ class Results:
         from bench.report import courses, figures
 
         table = self._table(**only)
-        found = {c.name: c for c in courses.courses(table, self._files.rows)}
-        if what not in found:
-            there = ", ".join(found) or "nothing"
+        plots = {c.name: c for c in courses.courses(table, self._files.rows)}
+        if what not in plots:
+            there = ", ".join(plots) or "nothing"
             raise UserError(
                 f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
                 "of the suite say what is measured when."
             )
-        return figures.lines(found[what], width=width)
+        return figures.lines(plots[what], width=width)
 
     def course(self) -> DataFrame:
         """One line per setting and round after which something was measured: accuracy and epsilons
@@ -332,28 +332,28 @@ class Results:
     def _some_cells(self, *, attack: str | None = None, **wanted: Any) -> list[Cell]:
         some = with_values(self._cells, wanted)
         check_wanted("attack", attack, {n for c in self._cells for n in (c.label, c.attack)})
-        found = [c for c in some if attack in (None, c.label, c.attack)]
-        if not found:
-            asked = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
+        cells = [c for c in some if attack in (None, c.label, c.attack)]
+        if not cells:
+            filters = {k: v for k, v in {**wanted, "attack": attack}.items() if v is not None}
             raise UserError(
-                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in asked.items())} "
+                f"no cell of {self.folder} has {', '.join(f'{k}={v}' for k, v in filters.items())} "
                 "at once."
             )
-        return found
+        return cells
 
     def _table(self, **only: Unpack[TableFilter]) -> list[Row]:
-        """Rows of the one table that the words fit."""
+        """Return the rows of the one table that the filters fit."""
         rows = self._rows(**only)
-        found = tables.tables(rows)
-        if only.get("checkpoint") is None and len(found) > 1:
+        groups = tables.tables(rows)
+        if only.get("checkpoint") is None and len(groups) > 1:
             last = self._run.suite.checkpoints[-1]
-            found = tables.tables([r for r in rows if r.checkpoint == last]) or found
-        if len(found) != 1:
+            groups = tables.tables([r for r in rows if r.checkpoint == last]) or groups
+        if len(groups) != 1:
             raise UserError(
                 "a figure shows one table; give dataset, model, protocol or checkpoint so that "
-                f"one is left of: {', '.join(title for title, _ in found) or 'none'}."
+                f"one is left of: {', '.join(title for title, _ in groups) or 'none'}."
             )
-        return found[0][1]
+        return groups[0][1]
 
     def __repr__(self) -> str:
         state = self.standing.split()[0].rstrip(":").lower()
@@ -419,7 +419,7 @@ def _files(plugins: Sequence[str | Path]) -> list[Path]:
 
 
 def _refuse_unguarded_script(caller: FrameType | None) -> None:
-    """Raises UserError if workers, which import the script's file, would come here again."""
+    """Raise UserError if workers, which import the script's file, would come here again."""
     while caller is not None:
         names = caller.f_globals
         if caller.f_code.co_name == "<module>" and names.get("__name__") == "__main__":
@@ -444,8 +444,8 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
 
 
 @contextmanager
-def _progress(plan: Plan, keys: Keys, shown: bool) -> Iterator[runner.OnProgress]:
-    if not shown:
+def _progress(plan: Plan, keys: Keys, visible: bool) -> Iterator[runner.OnProgress]:
+    if not visible:
         yield lambda progress: None
         return
     from bench.report.console import PlainConsole

@@ -18,7 +18,8 @@ def derived_seed(seed: int, *names: str | int) -> int:
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator of a named stream, since draws on the CPU are alike on every device."""
+    """Return a CPU generator of a named stream, since draws on the CPU are the same for every
+    device."""
     import torch
 
     return torch.Generator().manual_seed(derived_seed(seed, *names))

@@ -61,7 +61,7 @@ class _OnTasks(BaseModel):
     tasks: Listed[int] | None = Field(None, min_length=1)
 
     def runs_on(self, place: int) -> bool:
-        """Whether it runs on the task at that place in the file."""
+        """Return whether it runs on the task at that place in the file."""
         return self.tasks is None or place in self.tasks
 
 
@@ -176,7 +176,7 @@ class Suite(BaseModel):
         return self
 
     def _misfits_of_tasks(self) -> Iterator[str]:
-        """What is wrong with the protocols of tasks, without which nothing else can be said."""
+        """Yield what is wrong with the protocols of tasks, which everything else depends on."""
         for place, task in enumerate(self.tasks):
             try:
                 self.protocol_of(task)
@@ -233,11 +233,11 @@ class Suite(BaseModel):
                     where = f"attacks above {attack.name} under threat {attack.threat or first}"
                     yield did_you_mean("attack", name, list(above), where=where)
                     continue
-                other = above[name]
-                mine, theirs = self.checkpoints_of(attack), self.checkpoints_of(other)
+                earlier = above[name]
+                mine, theirs = self.checkpoints_of(attack), self.checkpoints_of(earlier)
                 lacks = [c for c in mine if c not in theirs]
                 lacks += [f"task {t}" for t in everywhere
-                          if attack.runs_on(t) and not other.runs_on(t)]  # fmt: skip
+                          if attack.runs_on(t) and not earlier.runs_on(t)]  # fmt: skip
                 if lacks:
                     yield (
                         f"attack {attack.name} is to go after {name}, which does not run at "
@@ -279,7 +279,7 @@ class Suite(BaseModel):
                 )
 
     def _repeats(self) -> Iterator[str]:
-        """What is named twice."""
+        """Yield a sentence for each name that occurs twice."""
         yield from repeats("seeds", self.seeds)
         yield from repeats("checkpoints", self.checkpoints)
         for attack in self.attacks:
@@ -298,14 +298,14 @@ class Suite(BaseModel):
             "tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}"
         )
         for place, task in enumerate(self.tasks):
-            made = [
+            pairs = [
                 (defense.name, settings)
                 for defense in self.defenses
                 if defense.runs_on(place)
                 for settings in grid(defense.settings)
             ]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
-            yield from repeats(where, made, show=lambda setting: _setting(*setting))
+            yield from repeats(where, pairs, show=lambda setting: _setting(*setting))
 
     def observed_checkpoints(self, attack: AttackSettings) -> list[Checkpoint]:
         """The checkpoints that an attack's threat observes."""
@@ -314,13 +314,13 @@ class Suite(BaseModel):
         return [c for c in self.checkpoints if (c == TRAINING) == recorded]
 
     def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
-        """Those at which an attack runs."""
-        wanted = attack.checkpoints or self.checkpoints
-        return [c for c in self.observed_checkpoints(attack) if c in wanted]
+        """Return the checkpoints at which an attack runs."""
+        own = attack.checkpoints or self.checkpoints
+        return [c for c in self.observed_checkpoints(attack) if c in own]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
-        """What the trainings of the task at a place observe: every threat, but none where attacks
-        name other tasks alone, which are trained for their accuracy."""
+        """Return what the trainings of the task at a place observe: every threat, but none where
+        all attacks name other tasks; such a task is trained for its accuracy."""
         attacked = any(attack.runs_on(place) for attack in self.attacks)
         return self.threats if attacked or not self.attacks else []
 
@@ -337,22 +337,22 @@ class Suite(BaseModel):
 def repeats(
     where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str
 ) -> Iterator[str]:
-    """A sentence for each of the values that is there again."""
+    """Yield a sentence for each value that occurs again."""
     known: set[Any] = set()
-    told: set[Any] = set()
+    reported: set[Any] = set()
     for value in values:
-        one = _hashable(value)
-        if one in known and one not in told:
-            told.add(one)
+        item = _hashable(value)
+        if item in known and item not in reported:
+            reported.add(item)
             yield (
                 f"{show(value)} is named twice in {where}, which would count the same victims "
                 "again."
             )
-        known.add(one)
+        known.add(item)
 
 
 def check_once(where: str, values: Iterable[Any]) -> None:
-    """Raises UserError for the first of the values that is there again."""
+    """Raise UserError for the first value that occurs again."""
     for sentence in repeats(where, values):
         raise UserError(sentence)
 
@@ -402,7 +402,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """
     text, place = suite_text(name)
     try:
-        data = _parsed(text)
+        data = _parse(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is no valid TOML: {_reason(error)}.") from error
     for override in overrides:
@@ -411,8 +411,8 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
 
 
 def changes(suite: Suite) -> list[str]:
-    """The keys in which a suite is not the shipped one of its name and version, without those that
-    decide no figure; empty where no such suite is shipped."""
+    """Return the keys in which a suite differs from the shipped one of its name and version,
+    without those that decide no figure; empty where no such suite is shipped."""
     if suite.name not in shipped():
         return []
     known, own = read_suite(suite.name).model_dump(), suite.model_dump()
@@ -442,10 +442,10 @@ load = read_suite  # scripts that use this module may call it so
 
 
 def _problems(error: ValidationError, within: tuple[int | str, ...] = ()) -> str:
-    """All that is wrong with a suite, or with what stands `within` it, a sentence each."""
-    told = [_problem({**p, "loc": (*within, *p["loc"])}) for p in error.errors()[:_TOLD]]
+    """Return all errors of a suite, or of what is `within` it, a sentence each."""
+    sentences = [_problem({**p, "loc": (*within, *p["loc"])}) for p in error.errors()[:_TOLD]]
     more = error.error_count() - _TOLD
-    return " ".join([*told, f"And {more} more."] if more > 0 else told)
+    return " ".join([*sentences, f"And {more} more."] if more > 0 else sentences)
 
 
 _TOLD = 20
@@ -456,7 +456,7 @@ def _problem(problem: ErrorDetails) -> str:
     message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
     path = ".".join(_cut(p) for p in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_beside(problem["loc"]))
+        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_at(problem["loc"]))
         return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
     if problem["type"] == "missing":
         return f"the key '{path}' is missing."
@@ -479,8 +479,8 @@ def shown(value: Any) -> str:
     return _SHOWN.repr(value)
 
 
-def _keys_beside(place: Sequence[int | str]) -> list[str]:
-    """The keys that a suite may have where `place` is."""
+def _keys_at(place: Sequence[int | str]) -> list[str]:
+    """Return the keys that a suite may have where `place` is."""
     model: type[BaseModel] = Suite
     for part in place[:-1]:
         if isinstance(part, str) and part in model.model_fields:
@@ -498,12 +498,12 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [m for part in get_args(annotation) for m in _models_in(part)]
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """A TOML document. Raises ValueError for what is none, and for dates and times, which no
+def _parse(text: str) -> dict[str, Any]:
+    """Parse a TOML document. Raises ValueError for invalid ones, and for dates and times, which no
     setting takes."""
-    made = tomllib.loads(text)
-    json.dumps(made, default=_refuse)
-    return made
+    document = tomllib.loads(text)
+    json.dumps(document, default=_refuse)
+    return document
 
 
 def _refuse(value: object) -> None:
@@ -511,12 +511,12 @@ def _refuse(value: object) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (1, 0.5, true, [1, 2], "text") or, failing that, the text itself."""
+    """Parse a TOML value (1, 0.5, true, [1, 2], "text"); other text is returned as it is."""
     try:
-        found = _parsed(f"value = {text}")
+        document = _parse(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    return found["value"] if len(found) == 1 else text
+    return document["value"] if len(document) == 1 else text
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:

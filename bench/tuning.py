@@ -52,7 +52,7 @@ class Search:
 
     def best(self, loss: float) -> float | None:
         """The strongest value tried that loses at most so much; None if none does."""
-        allowed = [v for v, lost in self.lost.items() if at_most(lost, loss)]
+        allowed = [v for v, drop in self.lost.items() if at_most(drop, loss)]
         return max(allowed, key=self._strength) if allowed else None
 
     def next(self, losses: Sequence[float]) -> list[float]:
@@ -63,14 +63,14 @@ class Search:
         return list(dict.fromkeys(v for loss in losses if (v := self._between(loss)) is not None))
 
     def _between(self, loss: float) -> float | None:
-        """The middle of the strongest value that is allowed and the weakest beyond it."""
+        """Return the middle of the strongest allowed value and the weakest stronger one."""
         best = self.best(loss)
         if best is None:
             return None
-        beyond = [v for v in self.lost if self._strength(v) > self._strength(best)]
-        if not beyond:
+        stronger = [v for v in self.lost if self._strength(v) > self._strength(best)]
+        if not stronger:
             return None
-        middle = math.sqrt(best * min(beyond, key=self._strength))
+        middle = math.sqrt(best * min(stronger, key=self._strength))
         value = float(f"{middle:.{_DIGITS}g}")
         return None if value in self.lost else value
 
@@ -80,40 +80,40 @@ class Search:
         return sign * math.log(value)
 
     def entry(self, values: Sequence[float]) -> DefenseSettings:
-        """With these values, as a suite has it."""
+        """Return the suite's entry with these values."""
         settings = {**self.settings, self.strength.setting: list(values)}
         return DefenseSettings(name=self.defense, settings=settings, tasks=[self.task])
 
 
 def searches(suite: Suite, registry: Registry) -> list[Search]:
-    """One per task and per defense that declares a strength, for each combination of its other
-    settings.
+    """Return one search per task and per defense that declares a strength, for each combination of
+    its other settings.
 
     Raises:
         UserError: If there is none, or a task has no undefended row.
     """
-    found: list[Search] = []
+    out: list[Search] = []
     for defense in suite.defenses:
         strength = strength_of(defense, registry)
         if strength is None:
             continue
         others = {k: v for k, v in defense.settings.items() if k != strength.setting}
         for task in filter(defense.runs_on, range(len(suite.tasks))):
-            found += [
+            out += [
                 Search(defense=defense.name, settings=s, strength=strength, task=task)
                 for s in grid(others)
             ]
-    if not found:
+    if not out:
         raise UserError(f"no defense of suite {suite.name} declares a strength to tune.")
-    for task in {s.task for s in found}:
+    for task in {s.task for s in out}:
         bare = [d for d in suite.defenses if d.name == UNDEFENDED]
         if not any(d.runs_on(task) for d in bare):
             raise UserError(f"task {task} of suite {suite.name} has no row '{UNDEFENDED}'.")
-    return found
+    return out
 
 
 def strength_of(defense: DefenseSettings, registry: Registry) -> Strength | None:
-    """What the defense of a suite's entry declares."""
+    """Return what the defense of a suite's entry declares."""
     return registry.defense(defense.name, next(iter(grid(defense.settings)))).strength
 
 
@@ -136,11 +136,11 @@ def tune(
         losses: Accuracies that may be lost, as shares of the test samples.
         steps: Bisections.
     """
-    suite = _with_validation(suite)
-    found = searches(suite, registry)
+    suite = _add_validation(suite)
+    tuned = searches(suite, registry)
     bare = [d for d in suite.defenses if d.name == UNDEFENDED]
     for _ in range(1 + steps):
-        tried = [(search, values) for search in found if (values := search.next(losses))]
+        tried = [(search, values) for search in tuned if (values := search.next(losses))]
         if not tried:
             break
         entries = [*bare, *(search.entry(values) for search, values in tried)]
@@ -148,10 +148,10 @@ def tune(
         rows = play(suite.model_copy(update=changes))
         for search, values in tried:
             search.lost |= dict(_losses(search, values, rows, suite))
-    return found
+    return tuned
 
 
-def _with_validation(suite: Suite) -> Suite:
+def _add_validation(suite: Suite) -> Suite:
     """The suite with validation samples in place of test samples, and with other seeds."""
     tasks = [
         task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})
@@ -168,7 +168,7 @@ def own_seeds(suite: Suite) -> list[int]:
 def _losses(
     search: Search, values: Sequence[float], rows: Sequence[Row], suite: Suite
 ) -> Iterator[tuple[float, float]]:
-    """What each value loses on the search's task."""
+    """Return what each value loses on the search's task."""
     task = suite.tasks[search.task]
     protocol = suite.protocol_of(task)
     mine = [
@@ -178,8 +178,8 @@ def _losses(
         and (r.dataset_settings, r.model_settings) == (task.dataset_settings, task.model_settings)
     ]
     for value in values:
-        wanted = {**search.settings, search.strength.setting: value}
-        row = next((r for r in mine if (r.defense, r.settings) == (search.defense, wanted)), None)
+        setting = {**search.settings, search.strength.setting: value}
+        row = next((r for r in mine if (r.defense, r.settings) == (search.defense, setting)), None)
         drop = None if row is None else row.accuracy_drop
         learns = row is not None and has_use(row)
         yield value, math.inf if drop is None or not learns else drop.mean
@@ -189,15 +189,15 @@ def _losses(
 
 
 def tuned_text(
-    text: str, suite: Suite, found: Sequence[Search], losses: Sequence[float], registry: Registry
+    text: str, suite: Suite, tuned: Sequence[Search], losses: Sequence[float], registry: Registry
 ) -> str:
-    """A suite's file with the settings that were found, a comment on each, under the name
-    NAME_tuned; what declares no strength stays as it is.
+    """Return a suite's file with the tuned settings, a comment on each, under the name NAME_tuned;
+    defenses without a strength stay as they are.
 
     Args:
         text: The suite's own file.
         suite: As it was read from there, with what was changed.
-        found: See `tune`.
+        tuned: See `tune`.
         losses: Those that were asked for.
         registry: Where defenses are found.
     """
@@ -207,8 +207,8 @@ def tuned_text(
         for d in suite.defenses
         if strength_of(d, registry) is None
     ]
-    for search in found:
-        asked: dict[float, list[float]] = {}
+    for search in tuned:
+        by_value: dict[float, list[float]] = {}
         for loss in losses:
             best = search.best(loss)
             if best is None:
@@ -217,8 +217,8 @@ def tuned_text(
                     f"loses {100 * loss:g} point{'' if loss == 0.01 else 's'} or less.\n"
                 )
             else:
-                asked.setdefault(best, []).append(loss)
-        for value, allowed in asked.items():
+                by_value.setdefault(best, []).append(loss)
+        for value, allowed in by_value.items():
             points = ", ".join(f"{100 * loss:g}" for loss in allowed)
             comment = (
                 f"# Loses {100 * search.lost[value]:.1f} points of accuracy on validation samples; "
@@ -226,7 +226,7 @@ def tuned_text(
             )
             settings = {**search.settings, search.strength.setting: value}
             blocks.append(comment + _block(search.defense, settings, [search.task]))
-    return _with_defenses(text, "\n".join(blocks))
+    return _replace_defenses(text, "\n".join(blocks))
 
 
 def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) -> str:
@@ -238,23 +238,23 @@ def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) 
     return "\n".join(lines) + "\n"
 
 
-def _with_defenses(text: str, blocks: str) -> str:
-    """A suite's text with these in place of its defenses.
+def _replace_defenses(text: str, blocks: str) -> str:
+    """Replace the defenses in a suite's text.
 
     Its comments stay where its defenses are written as `[[defenses]]` with a line for each key;
     in any other form of TOML it is written anew, with the same meaning.
     """
-    said = tomllib.loads(text)
-    wanted = {**said, "name": f"{said['name']}_tuned"} | tomllib.loads(blocks)
+    original = tomllib.loads(text)
+    expected = {**original, "name": f"{original['name']}_tuned"} | tomllib.loads(blocks)
     block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
     first = block.search(text)
     if first is not None:
-        rest = block.sub("", text[first.end() :])
+        remainder = block.sub("", text[first.end() :])
         name = re.compile(r'^name = "(.*)"', re.MULTILINE)
         start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
-        made = f"{start}{blocks}\n{rest.lstrip()}"
+        document = f"{start}{blocks}\n{remainder.lstrip()}"
         with suppress(tomllib.TOMLDecodeError):
-            if tomllib.loads(made) == wanted:
-                return made
-    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in wanted.items() if k != "defenses"]
+            if tomllib.loads(document) == expected:
+                return document
+    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in expected.items() if k != "defenses"]
     return f"{''.join(lines)}\n{blocks}"

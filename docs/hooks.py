@@ -471,7 +471,7 @@ def board(names: Sequence[str], _: str) -> str:
     shown_rows = [r for r in rows if not defenses or r.defense in defenses]
     out = io.StringIO()
     console = Console(file=out, width=92, color_system=None)
-    for made in terminal.shown(shown_rows):
+    for made in terminal.boards(shown_rows):
         console.print(made)
     return code("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "wide")
 

@@ -17,12 +17,12 @@ from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness import launch
-from bench.harness.cascade import EXPLAINED, Earlier, apart, of_victims, spare
+from bench.harness.cascade import EXPLAINED, Earlier, is_separable, of_victims, spare
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import RECONSTRUCTION, AttackRecord, Run
-from bench.report.entries import taken
+from bench.report.entries import select_answers
 from bench.submission.rerunning import with_earlier
 from defenses.cutmix import CutMix
 from defenses.none import NoDefense
@@ -165,7 +165,7 @@ def test_the_upper_bound_loses_no_more_than_what_counts_as_rebuilt(
         found: dict[str, dict[str, AttackRecord]] = {}
         for (setting, attack), record in records(store.folder).items():
             found.setdefault(setting, {})[attack] = record
-        bounds.append({s: taken(r, "ssim", by_truth=True) for s, r in found.items()})
+        bounds.append({s: select_answers(r, "ssim", by_truth=True) for s, r in found.items()})
     whole, part = bounds
     assert whole.keys() == part.keys()
     for setting, answers in whole.items():
@@ -209,7 +209,7 @@ def test_on_quick_the_upper_bound_loses_less_than_two_hundredths_of_any_victim(
             if isinstance(record, AttackRecord):
                 place = (f"{cell.protocol}/{cell.model}/{cell.setting}", cell.checkpoint)
                 found.setdefault((*place, cell.threat), {})[cell.attack] = record
-        bounds.append({p: taken(r, "ssim", by_truth=True) for p, r in found.items()})
+        bounds.append({p: select_answers(r, "ssim", by_truth=True) for p, r in found.items()})
     whole, part = bounds
     assert whole.keys() == part.keys()
     for place, answers in whole.items():
@@ -288,7 +288,7 @@ def test_victims_are_apart_where_each_ones_messages_tell_all_of_it(
     seen, _ = seen_under(
         digits, network, defense, clients=4, protocol=protocol, split=cut, rounds=1
     )
-    assert apart(seen, defense) is expected
+    assert is_separable(seen, defense) is expected
     some = of_victims(seen, [2, 0])
     assert some.clients == (seen.clients[2], seen.clients[0])
     assert some.messages == seen.messages

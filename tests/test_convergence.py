@@ -139,7 +139,7 @@ def each_cell(store: Store, act: Cell) -> None:
 
 def codes(folder: Path) -> list[str]:
     """The letters at the end of each row."""
-    table, *_ = terminal.shown(leaderboard.rows(folder))
+    table, *_ = terminal.boards(leaderboard.rows(folder))
     return [str(cell) for cell in table.columns[-1].cells]
 
 

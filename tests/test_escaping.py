@@ -23,7 +23,7 @@ from bench.report.console import PlainConsole
 from bench.report.html import page as html_page
 from bench.report.overview import by_protocol
 from bench.report.pictures import none
-from bench.report.terminal import overview, shown
+from bench.report.terminal import boards, overview
 from tests.made_rows import attack, row, run_of
 
 RUN = run_of()
@@ -90,7 +90,7 @@ def test_a_text_is_seen_as_it_is_and_cleaning_it_again_changes_nothing(words: st
 def test_a_terminal_gets_text_alone(words: str) -> None:
     out = io.StringIO()
     console = PlainConsole(file=out, width=80, force_terminal=False)
-    for table in (*overview(by_protocol(board(words))), *shown(board(words))):
+    for table in (*overview(by_protocol(board(words))), *boards(board(words))):
         console.print(table)
     console.print(words)
     assert is_plain(out.getvalue())

@@ -293,14 +293,14 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     line = next(b for b in body if b[1] == "standalone")
     assert line[7] == "–"
     assert line[8].startswith(f"{mean:.3f} [")
-    assert "own\nacc" in [c.header for c in terminal.shown(typed)[0].columns]
+    assert "own\nacc" in [c.header for c in terminal.boards(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in typed if not r.personalised]
     assert "personal accuracy" not in cells(plain_rows)[0]
-    assert "own\nacc" not in [c.header for c in terminal.shown(plain_rows)[0].columns]
+    assert "own\nacc" not in [c.header for c in terminal.boards(plain_rows)[0].columns]
 
 
 @pytest.mark.parametrize(

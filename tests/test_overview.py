@@ -293,7 +293,7 @@ def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
 def test_folded_text_keeps_every_letter_and_breaks_words_only_if_they_must(
     text: str, width: int
 ) -> None:
-    found = terminal.folded(text, width)
+    found = terminal.fold(text, width)
     assert "".join(found.split()) == "".join(text.split())
     for word in text.split():
         if len(word) <= width:

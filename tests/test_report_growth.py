@@ -69,10 +69,10 @@ def test_all_files_come_from_one_reading_of_the_records(
 def test_a_terminal_shows_one_line_per_table_of_very_many_rows() -> None:
     most = terminal.MOST_ROWS
     few = [row(f"d{i}", i + 1) for i in range(most)]
-    (whole,) = terminal.shown(few)
+    (whole,) = terminal.boards(few)
     assert whole.row_count == most
     more = [*few, *(row(f"e{i}", i + 1, checkpoint="final") for i in range(3))]
-    (overview,) = terminal.shown(more)
+    (overview,) = terminal.boards(more)
     assert [list(column.cells)[:2] for column in overview.columns][1:3] == [
         ["d0", "e0"], [str(most), "3"],
     ]  # fmt: skip

@@ -139,7 +139,7 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
         attacks={"idlg": copy, "ridge": copy, "ilrg": counts},
     )  # fmt: skip
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(*terminal.shown([made]), sep="\n")
+    console.print(*terminal.boards([made]), sep="\n")
     text = console.export_text()
     assert "floor 0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
@@ -152,7 +152,7 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
 
 def test_a_flag_without_a_letter_is_left_to_the_files() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(*terminal.shown([row(flags=(flag(FlagCode.CLAIMED_NOT_PROVEN),))]), sep="\n")
+    console.print(*terminal.boards([row(flags=(flag(FlagCode.CLAIMED_NOT_PROVEN),))]), sep="\n")
     text = console.export_text()
     assert "…" not in text
     assert "claimed" not in text
@@ -182,7 +182,7 @@ def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lo
         flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
     )
     console = Console(width=80, file=io.StringIO(), record=True)
-    found = terminal.shown([made])
+    found = terminal.boards([made])
     for table in found:
         console.print(table)
     lines = console.export_text().splitlines()

@@ -20,7 +20,7 @@ from bench.contract.events import Facts
 from bench.contract.hooks import BY_NAME, HOOKS, ROLES, overrides
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Message, Part
-from bench.harness.train import _audited
+from bench.harness.train import _audit
 from bench.records import AuditFailure
 from bench.sandbox.audit import audit
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guarded
@@ -235,7 +235,7 @@ def test_an_upload_alone_is_what_one_step_of_rate_1_would_send() -> None:
 
 def test_a_training_records_a_failed_audit_with_its_reason_and_goes_on() -> None:
     job: Any = SimpleNamespace(audit=100, seed=0)
-    found = _audited(Fails(KeyError("no")), job)
+    found = _audit(Fails(KeyError("no")), job)
     assert isinstance(found, AuditFailure)
     assert found.reason == f"upload raised KeyError: 'no' ({Path(__file__).name}, line {HERE})"
 

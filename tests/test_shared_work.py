@@ -65,7 +65,7 @@ def test_who_asks_first_and_what_was_asked_before_decide_nothing() -> None:
     assert forth == back[::-1]
     for number in range(9):
         _context(1, _shared(f"view {number}")).once(("a",), _drawn)
-    assert shared._made.cache_info().currsize == MOST_RECORDED  # of a few views: it takes memory
+    assert shared._cache.cache_info().currsize == MOST_RECORDED  # of a few views: it takes memory
     assert forth[0] != forth[1]
 
 

@@ -125,7 +125,7 @@ def test_what_is_not_installed_has_a_page_without_a_description() -> None:
     rows = [replace(r, defense="gone") for r in load(RESULTS / "quick")]
     found = subjects(rows, discover())
     (gone,) = found["defense"]
-    assert (gone.name, gone.file, gone.told) == ("gone", "defense/gone.html", ())
+    assert (gone.name, gone.file, gone.paragraphs) == ("gone", "defense/gone.html", ())
     assert gone.rows_of(rows) == rows
 
 

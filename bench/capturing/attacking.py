@@ -84,9 +84,9 @@ class Attacked:
     judged: Tensor | None = None
 
     def means(self) -> dict[str, float]:
-        """Mean over the clients, by metric; nothing without the truth."""
-        found = {} if self.scores is None else self.scores.values
-        return {name: fmean(values) for name, values in found.items()}
+        """Return the mean over the clients, by metric; empty without the truth."""
+        by_metric = {} if self.scores is None else self.scores.values
+        return {name: fmean(values) for name, values in by_metric.items()}
 
     def floor_means(self) -> dict[str, float]:
         """The same of what needs no leak."""
@@ -94,7 +94,7 @@ class Attacked:
 
 
 def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> list[Captured]:
-    """Views in files; those of clients that began alike and did the same work are one view.
+    """Read views from files; those of clients that began alike and did the same work are one view.
 
     Args:
         files: Of captures or exports, with or without ending.
@@ -105,7 +105,7 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
     """
     if truths is not None and len(truths) != len(files):
         raise UserError(f"{len(files)} files were given, but {len(truths)} files of their truth.")
-    found: list[Captured] = []
+    views: list[Captured] = []
     for number, file in enumerate(files):
         base = stem_of(file)
         seen = load_seen(base)
@@ -118,16 +118,16 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
         view = Captured(
             name=base.name, seen=seen, public=public_of(base, seen), truth=truth, about=about
         )
-        twin = next((i for i, other in enumerate(found) if _alike(other, view)), None)
+        twin = next((i for i, twin_view in enumerate(views) if _same_work(twin_view, view)), None)
         if twin is None:
-            found.append(view)
+            views.append(view)
         else:
-            found[twin] = _joined(found[twin], view)
-    return found
+            views[twin] = _join(views[twin], view)
+    return views
 
 
 def _check_finite(base: Path, seen: Seen) -> None:
-    """Raises UserError for values that no attack can compare anything with."""
+    """Raise UserError for values that no attack can compare."""
     for release in seen.releases:
         statistics = {n: v for n, v in release.buffers.items() if not n.startswith(CONSTANT)}
         states = {"before": release.before, "const": release.const, "buffers": statistics}
@@ -141,13 +141,14 @@ def _check_finite(base: Path, seen: Seen) -> None:
                 raise UserError(f"{base} holds values of {where}, '{odd}', that are not finite.")
 
 
-def _alike(one: Captured, other: Captured) -> bool:
-    """Whether clients began at the same state and did the same work under the same defense."""
-    a, b = one.seen, other.seen
+def _same_work(view: Captured, other: Captured) -> bool:
+    """Return whether clients began at the same state and did the same work under the same
+    defense."""
+    a, b = view.seen, other.seen
     plain = ("protocol", "network", "known")
     if a.earlier or b.earlier or any(getattr(a, n) != getattr(b, n) for n in plain):
         return False
-    if (one.truth is None) != (other.truth is None) or set(a.clients) & set(b.clients):
+    if (view.truth is None) != (other.truth is None) or set(a.clients) & set(b.clients):
         return False
     return all(
         states[0].keys() == states[1].keys()
@@ -156,18 +157,18 @@ def _alike(one: Captured, other: Captured) -> bool:
     )
 
 
-def _joined(one: Captured, other: Captured) -> Captured:
+def _join(view: Captured, other: Captured) -> Captured:
     seen = replace(
-        one.seen,
-        messages=(*one.seen.messages, *other.seen.messages),
-        clients=(*one.seen.clients, *other.seen.clients),
+        view.seen,
+        messages=(*view.seen.messages, *other.seen.messages),
+        clients=(*view.seen.clients, *other.seen.clients),
     )
     truth = None
-    if one.truth is not None and other.truth is not None:
+    if view.truth is not None and other.truth is not None:
         truth = Truth(
-            x=torch.cat([one.truth.x, other.truth.x]), y=torch.cat([one.truth.y, other.truth.y])
+            x=torch.cat([view.truth.x, other.truth.x]), y=torch.cat([view.truth.y, other.truth.y])
         )
-    return replace(one, seen=seen, truth=truth)
+    return replace(view, seen=seen, truth=truth)
 
 
 @whole_float32()
@@ -205,7 +206,7 @@ def attack_view(
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
     network, lowest = _network(view, model), _floors(view)
-    unlike, made = None, []
+    unlike, results = None, []
     if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
         known = view.seen.known["defense"]
         defense = registry.defense(known["name"], known["settings"])
@@ -216,19 +217,19 @@ def attack_view(
         ctx = _context(view, registry, network, name, budget=budget, seed=seed, device=device)
         blank = Attacked(attack=name, view=view, floors=lowest, unexplained=unlike)
         try:
-            made.append(_attacked(blank, attack, ctx))
+            results.append(_run_attack(blank, attack, ctx))
         except Exception as error:  # an attack's own error ends that attack alone
-            made.append(
+            results.append(
                 replace(
                     blank,
                     reason=f"failed: {in_one_line(error, 300)}",
                     traceback=format_exc(),
                 )
             )
-    return made
+    return results
 
 
-def _attacked(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
+def _run_attack(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
     view = blank.view
     read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
     reason = attack.applies(read)
@@ -238,13 +239,13 @@ def _attacked(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
     return replace(
         blank,
         answer=answer,
-        scores=None if view.truth is None else score(answer, **_told(view, view.truth)),
+        scores=None if view.truth is None else score(answer, **_scoring_facts(view, view.truth)),
         judged=judge().losses(view.seen, ctx, answer),
     )
 
 
-def _told(view: Captured, truth: Truth) -> dict[str, Any]:
-    """What scores are taken against."""
+def _scoring_facts(view: Captured, truth: Truth) -> dict[str, Any]:
+    """Return what scores are taken against."""
     return {
         "x": truth.x,
         "y": truth.y,
@@ -255,12 +256,13 @@ def _told(view: Captured, truth: Truth) -> dict[str, Any]:
 
 
 def _floors(view: Captured) -> dict[str, list[float]]:
-    """Of clients whose samples are like the public ones: how they were dealt is not known."""
+    """Return the baselines of clients whose samples are like the public ones: how they were dealt
+    is not known."""
     if view.truth is None:
         return {}
     clients, samples = view.truth.y.shape
     return floors(
-        **_told(view, view.truth),
+        **_scoring_facts(view, view.truth),
         aux_y=view.public[1],
         dealing=Dealing(how="iid", clients=clients, least=samples),
         granted="truth_labels" in view.seen.known,
@@ -296,7 +298,7 @@ def _context(
 
 
 def _network(view: Captured, model: str | nn.Module | None) -> Network:
-    """The network that was seen. Raises UserError for another one."""
+    """Return the network that was seen. Raises UserError for another one."""
     about = view.seen.network
     settings = dict(about["settings"])
     name = str(about["name"])
@@ -332,59 +334,61 @@ def _network(view: Captured, model: str | nn.Module | None) -> Network:
     return network
 
 
-def save_answer(made: Attacked, out: Path) -> Path:
-    """Write what an attack rebuilt to OUT-ATTACK.safetensors: images, labels, label_counts, failed,
-    as far as it answers."""
-    assert made.answer is not None
-    place = out.with_name(f"{out.name}-{made.attack}.safetensors")
-    save_tensors(tensors_of(made.answer), place)
+def save_answer(attacked: Attacked, out: Path) -> Path:
+    """Write an attack's reconstruction to OUT-ATTACK.safetensors: images, labels, label_counts,
+    failed, as far as it answers."""
+    assert attacked.answer is not None
+    place = out.with_name(f"{out.name}-{attacked.attack}.safetensors")
+    save_tensors(tensors_of(attacked.answer), place)
     return place
 
 
-def leak_of(made: Attacked) -> float | None:
-    """Leakage by SSIM, or by MSE of what is no image: 0 what needs no leak, 1 a perfect copy. None
-    for an attack that rebuilds no samples, without the truth, and of a training that the attacks do
-    not simulate (`unexplained`)."""
-    return None if made.unexplained is not None else least_leak_of(made)
+def leak_of(attacked: Attacked) -> float | None:
+    """Return the leakage by SSIM, or by MSE of samples other than images: 0 is no better than
+    guessing, 1 a perfect copy. None for an attack that reconstructs no samples, without the truth,
+    and for a training that the attacks do not simulate (`unexplained`)."""
+    return None if attacked.unexplained is not None else least_leak_of(attacked)
 
 
-def least_leak_of(made: Attacked) -> float | None:
-    """The same, also of a training that the attacks do not simulate, which leaks at least that."""
-    means, lowest = made.means(), made.floor_means()
+def least_leak_of(attacked: Attacked) -> float | None:
+    """Return the leakage, also for a training that the attacks do not simulate: it leaks at least
+    that."""
+    means, lowest = attacked.means(), attacked.floor_means()
     metric = next((m for m in ("ssim", "mse") if m in means and m in lowest), None)
     return None if metric is None else leak(means[metric], lowest[metric], metric)
 
 
-def to_dict(view: Captured, made: Sequence[Attacked]) -> dict[str, Any]:
-    """Plain values of a view and the attacks on it, as `--json` prints them."""
+def to_dict(view: Captured, results: Sequence[Attacked]) -> dict[str, Any]:
+    """Return plain values of a view and the attacks on it, as `--json` prints them."""
     return {
         "view": view.name,
         "clients": list(view.seen.clients),
         "samples": int(view.seen.known["samples"]),
         "privacy": view.about.get("privacy"),
-        "chosen": chosen(made),
-        "unexplained": made[0].unexplained if made else None,
+        "chosen": chosen(results),
+        "unexplained": results[0].unexplained if results else None,
         "attacks": [
             {
-                "attack": one.attack,
-                "reason": one.reason,
-                "leak": leak_of(one),
-                "leak_at_least": least_leak_of(one),
-                "values": {} if one.scores is None else dict(one.scores.values),
-                "floors": dict(one.floors),
-                "judged": None if one.judged is None else one.judged.tolist(),
-                "notes": [] if one.answer is None else list(one.answer.notes),
+                "attack": result.attack,
+                "reason": result.reason,
+                "leak": leak_of(result),
+                "leak_at_least": least_leak_of(result),
+                "values": {} if result.scores is None else dict(result.scores.values),
+                "floors": dict(result.floors),
+                "judged": None if result.judged is None else result.judged.tolist(),
+                "notes": [] if result.answer is None else list(result.answer.notes),
             }
-            for one in made
+            for result in results
         ],
     }
 
 
-def chosen(made: Sequence[Attacked]) -> list[str | None]:
-    """For each victim the attack whose answer explains best what was seen, the truth unknown."""
-    judged = [(m.attack, m.judged) for m in made if m.judged is not None]
+def chosen(results: Sequence[Attacked]) -> list[str | None]:
+    """Return for each victim the attack whose answer explains best what was seen; the truth is not
+    used."""
+    judged = [(m.attack, m.judged) for m in results if m.judged is not None]
     if not judged:
-        return [None] * len(made[0].view.seen.clients) if made else []
+        return [None] * len(results[0].view.seen.clients) if results else []
     best = torch.stack([losses for _, losses in judged]).argmin(dim=0).tolist()
     return [judged[i][0] for i in best]
 
@@ -425,9 +429,9 @@ def attack(
     given = [files] if isinstance(files, str | Path) else list(files)
     views = read_views(list(map(Path, given)), None if truths is None else list(map(Path, truths)))
     return [
-        made
+        attacked
         for view in views
-        for made in attack_view(
+        for attacked in attack_view(
             view,
             names,
             settings=settings,

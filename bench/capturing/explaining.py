@@ -25,7 +25,7 @@ before it counts as another training's."""
 def unexplained(
     seen: Seen, truth: Truth, *, network: Network, defense: Defense, device: str = "cpu"
 ) -> str | None:
-    """Say how uploads differ from those of the told training on the true samples.
+    """Say how uploads differ from those of the declared training on the true samples.
 
     The told local training (mean cross entropy, plain SGD of the told rate, batch and steps) is
     played through the defense on a client's samples, in several random orders where they make
@@ -69,7 +69,7 @@ def unexplained(
 
 
 def _update(seen: Seen, client: str) -> dict[str, Tensor]:
-    """What a client's readable uploads say its state moved by; 0 where it sent nothing."""
+    """Return by how much a client's readable uploads moved its state; 0 where it sent nothing."""
     base = {n: v.cpu() for n, v in seen.before.items()}
     update = {n: torch.zeros_like(v) for n, v in base.items()}
     for message in seen.messages:
@@ -88,7 +88,7 @@ def _on_cpu(part: Part) -> Part:
 
 
 def _difference(seen: Seen, sent: dict[str, Tensor], played: list[dict[str, Tensor]]) -> str | None:
-    each = torch.stack([_flat(one) for one in played])
+    each = torch.stack([_flat(state) for state in played])
     mean, own = each.mean(dim=0), _flat(sent)
     length = float(mean.norm().clamp_min(1e-12))
     chance = SPREADS * float((each - mean).norm(dim=1).square().mean().sqrt()) / length + SHARE
@@ -103,7 +103,7 @@ def _difference(seen: Seen, sent: dict[str, Tensor], played: list[dict[str, Tens
         unlike += f"explains 1 ± {SPREADS * usual + SHARE:.2f}"
     else:
         return None
-    expected = {n: torch.stack([one[n] for one in played]).mean(dim=0) for n in sent}
+    expected = {n: torch.stack([state[n] for state in played]).mean(dim=0) for n in sent}
     return (
         f"what was recorded is not what the told training makes of these samples: {unlike}. "
         f"{_cause(seen, sent, expected)} Attacks simulate the told training, so that they fail "
@@ -148,5 +148,5 @@ def _flat(tensors: dict[str, Tensor]) -> Tensor:
     return torch.cat([v.detach().double().flatten() for v in tensors.values()])
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))

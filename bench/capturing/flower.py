@@ -138,9 +138,9 @@ def defense_mod(
     """
     defense = discover(tuple(map(Path, plugins))).defense(name, settings or {})
     members = defense.members if isinstance(defense, Composed) else {name: defense}
-    for member, one in members.items():
-        needed = [h for h in _LEFT_TO_THE_LOOP if getattr(type(one), h) is not getattr(Defense, h)]
-        if needed or one.together > 1 or one.requires:
+    for member, part in members.items():
+        needed = [h for h in _LEFT_TO_THE_LOOP if getattr(type(part), h) is not getattr(Defense, h)]
+        if needed or part.together > 1 or part.requires:
             raise UserError(
                 f"defense {member} cannot run as a Flower mod: it does more than change uploads "
                 f"({', '.join(needed) or 'it needs several clients at once'})."
@@ -164,7 +164,7 @@ def defense_mod(
             x=torch.empty(0),
             y=torch.empty(0, dtype=torch.int64),
             rng={"defense": generator(seed, "flower", number, who, "defense")},
-            memory=_remembered(ctxt),
+            memory=_recall(ctxt),
         )
         # What is not trained by steps, such as counters, is sent as it is.
         names = [n for n, v in after.items() if v.is_floating_point()]
@@ -193,8 +193,8 @@ def defense_mod(
         if any(not bool(p.told().all()) for p in parts.values()):
             raise UserError(f"defense {name} withholds coordinates, which Flower's arrays cannot.")
         # An update of 0 is sent as the weights that came.
-        made = {n: torch.where(p.presence(), p.values, base[n]) for n, p in parts.items()}
-        _replace(reply.content, {**after, **made})
+        weights = {n: torch.where(p.presence(), p.values, base[n]) for n, p in parts.items()}
+        _replace(reply.content, {**after, **weights})
         _remember(ctxt, client.memory)
         return reply
 
@@ -203,15 +203,15 @@ def defense_mod(
 
 # --- Flower's records ------------------------------------------------------------------------
 def _arrays(content: RecordDict) -> dict[str, Tensor] | None:
-    """Copies of the arrays of a message by name, None if it has not exactly one record of them."""
-    found = [record for record in content.array_records.values() if len(record)]
-    if len(found) != 1:
+    """Copy the arrays of a message by name; None unless it has exactly one record of them."""
+    records = [record for record in content.array_records.values() if len(record)]
+    if len(records) != 1:
         return None
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in found[0].items()}
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in records[0].items()}
 
 
 def _config(msg: Message) -> dict[str, Any]:
-    """All that the message's configs say."""
+    """Return all entries of the message's configs."""
     return {k: v for record in msg.content.config_records.values() for k, v in record.items()}
 
 
@@ -261,8 +261,8 @@ def _state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _ends(before: Mapping[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of a reply as weights: a client that replies with how they moved is told from one
-    that replies with where they ended by how far both are."""
+    """Return the arrays of a reply as weights. A reply that holds updates is recognised by its
+    distance from the weights that were sent."""
     moved = [n for n, v in before.items() if v.is_floating_point()]
     length = sum(float(before[n].square().sum()) for n in moved)
     sent = sum(float(after[n].square().sum()) for n in moved)
@@ -273,19 +273,19 @@ def _ends(before: Mapping[str, Tensor], after: dict[str, Tensor]) -> dict[str, T
     return {n: before[n] + v if n in moved else v for n, v in after.items()}
 
 
-def _remembered(ctxt: Context) -> dict[str, Any]:
-    """A defense's notes in a client's state, which follows the client from process to process."""
+def _recall(ctxt: Context) -> dict[str, Any]:
+    """Return a defense's notes in a client's state, which follows the client between processes."""
     if _MEMORY not in ctxt.state:
         return {}
-    found: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     for path, array in ctxt.state.array_records[_MEMORY].items():
         name, _, inner = path.partition("/")
         value = torch.from_numpy(array.numpy().copy())
         if inner:
-            found.setdefault(name, {})[inner] = value
+            memory.setdefault(name, {})[inner] = value
         else:
-            found[name] = value
-    return found
+            memory[name] = value
+    return memory
 
 
 def _remember(ctxt: Context, memory: Mapping[str, Any]) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def noised_by(
     optimizer: DPOptimizer, accountant: IAccountant | None = None, *, delta: float = 1e-5
 ) -> Noised:
-    """What an Opacus optimizer does: clipped per-sample gradients and Gaussian noise on their sum.
+    """Return the noise of an Opacus optimizer: clipped per-sample gradients and Gaussian noise on
+    their sum.
 
     Call it after `optimizer.step()`, so that the accountant knows of that step.
 
@@ -51,14 +52,14 @@ def noised_by(
             Gaussian(sensitivity=2 * clip, std=float(noise) * clip, unit="record", count=int(steps))
             for noise, _, steps in history
         ],
-        claimed=_claimed(accountant, delta) if accountant is not None and history else None,
+        claimed=_claimed_epsilon(accountant, delta) if accountant is not None and history else None,
         unit="record (added or removed)",
         delta=delta,
         divisor=float(optimizer.expected_batch_size) if whole else 1.0,
     )
 
 
-def _claimed(accountant: IAccountant, delta: float) -> float:
-    """Epsilon by the accountant, which without noise ends in an error of its own."""
+def _claimed_epsilon(accountant: IAccountant, delta: float) -> float:
+    """Return epsilon by the accountant, which without noise ends in an error of its own."""
     noiseless = any(float(noise) == 0 for noise, _, _ in accountant.history)
     return math.inf if noiseless else float(accountant.get_epsilon(delta))

@@ -65,8 +65,8 @@ class Noised:
     delta: float = 1e-5
     divisor: float | None = None
 
-    def made(self, plugins: tuple[Path, ...]) -> Defense:
-        """The defense. Raises UserError for one that a loop that is not leakbench's cannot have."""
+    def build(self, plugins: tuple[Path, ...]) -> Defense:
+        """Return the defense. Raises UserError for one that needs leakbench's own loop."""
         defense = discover(plugins).defense(self.name, self.settings)
         if {"variables", "direction"} & defense.owns:
             raise UserError(
@@ -77,8 +77,8 @@ class Noised:
         return defense
 
     def ledger(self) -> dict[str, Any]:
-        """What the ledger tells of the events: the proven epsilon of replacing a record, what the
-        library claims, and a sentence per event."""
+        """Return the ledger's figures on the events: the proven epsilon of replacing a record, what
+        the library claims, and a sentence per event."""
         return {
             "eps_record": record_epsilon(self.events, self.delta),
             "eps_claimed": self.claimed,
@@ -132,7 +132,7 @@ class Capture:
         given, model = model, models.unwrapped(model)
         self._model, self._lr, self._client = model, lr, client
         self._plugins, self._noised = tuple(map(Path, plugins)), Noised(defense, settings or {})
-        self._defense: Defense = self._noised.made(self._plugins)
+        self._defense: Defense = self._noised.build(self._plugins)
         scale = {} if mean is None and std is None else {"mean": _plain(mean), "std": _plain(std)}
         x, y = (torch.as_tensor(t).detach().cpu() for t in public)
         if named in models.BUILDERS:
@@ -142,18 +142,18 @@ class Capture:
         if any(is_lazy(p) for p in model.parameters()):
             raise UserError("the model has lazy layers: pass a batch through it before capture.")
         handed = models.hand(given)
-        self._scale, self.network = scale, self._built(handed, x, scale)
+        self._scale, self.network = scale, self._build(handed, x, scale)
         self.network.check()
         self._described = self.network.describe()
         if named is not None:
-            made = self._built(named, x, {**(model_settings or {}), **scale})
-            one, other = made.anatomy, self.network.anatomy
-            if (one.parameters, one.norms) != (other.parameters, other.norms):
+            network = self._build(named, x, {**(model_settings or {}), **scale})
+            theirs, ours = network.anatomy, self.network.anatomy
+            if (theirs.parameters, theirs.norms) != (ours.parameters, ours.norms):
                 raise UserError(
                     f"model {named} is not the captured one, which has other parameters or "
                     "normalisations in training; named and model_settings must make the same model."
                 )
-            self._described = made.describe()
+            self._described = network.describe()
         own = models.held(handed)
         assert own is not None
         values = dict(own.named_parameters())
@@ -161,15 +161,15 @@ class Capture:
             known: values[n].detach().clone()
             for known, n in self.network.anatomy.parameters.items()
         }
-        self._public = self._unscaled(x), self._labels(y, "the public samples")
+        self._public = self._unscale(x), self._labels(y, "the public samples")
         self._mode: Literal["train", "eval"] = "train" if model.training else "eval"
         self._buffers = self._statistics(own)
         self._seen: Seen | None = None
         self._truth: Truth | None = None
 
-    def _built(self, name: str, x: Tensor, settings: Mapping[str, Any]) -> ModuleNetwork:
+    def _build(self, name: str, x: Tensor, settings: Mapping[str, Any]) -> ModuleNetwork:
         try:
-            made = models.build(
+            network = models.build(
                 name,
                 shape=tuple(x.shape[1:]),
                 classes=self._classes,
@@ -182,8 +182,8 @@ class Capture:
                 f"{error} The number of classes, {self._classes}, is that of the public labels; "
                 "give classes= if there are more."
             ) from error
-        assert isinstance(made, ModuleNetwork)
-        return made
+        assert isinstance(network, ModuleNetwork)
+        return network
 
     def gradient(self, x: Tensor, y: Tensor, *, noised: Noised | None = None) -> None:
         """Record the model's present gradients as what the client sends.
@@ -203,7 +203,7 @@ class Capture:
         if not slopes:
             raise UserError("no parameter has a gradient; call loss.backward() before gradient().")
         if noised is not None:
-            self._noised, self._defense = noised, noised.made(self._plugins)
+            self._noised, self._defense = noised, noised.build(self._plugins)
         scale = 1.0 if self._noised.divisor is None else self._noised.divisor / len(y)
         values = {
             known: scale * slopes.get(inner, torch.zeros_like(own[inner])).detach().cpu()
@@ -290,7 +290,7 @@ class Capture:
             )
         if len(labels) == 0:
             raise UserError("the client's batch is empty, as Poisson sampling makes some: skip it.")
-        return Truth(x=self._unscaled(x)[None], y=labels[None])
+        return Truth(x=self._unscale(x)[None], y=labels[None])
 
     def _labels(self, y: Tensor, whose: str) -> Tensor:
         """Labels int64 [N], from 0 to classes - 1."""
@@ -365,9 +365,9 @@ class Capture:
         )
         if truth is None:
             return
-        other = unexplained(self._seen, truth, network=self.network, defense=self._defense)
-        if other is not None:
-            warnings.warn(other, stacklevel=3)
+        cause = unexplained(self._seen, truth, network=self.network, defense=self._defense)
+        if cause is not None:
+            warnings.warn(cause, stacklevel=3)
 
     def _statistics(self, module: nn.Module) -> dict[str, Tensor]:
         """Constants, and statistics of batch normalisation: the running ones in evaluation, else
@@ -386,8 +386,8 @@ class Capture:
             buffers |= {f"{known}.mean": mean.clone(), f"{known}.var": var.clone()}
         return buffers
 
-    def _unscaled(self, x: Tensor) -> Tensor:
-        """Samples in [0, 1], if they are images, as the attacker looks for them."""
+    def _unscale(self, x: Tensor) -> Tensor:
+        """Return samples in [0, 1], if they are images, as the attacker looks for them."""
         x = x.detach().float().cpu()
         if self._scale:
             places = (-1, *(1,) * (x.ndim - 2))
@@ -399,15 +399,15 @@ class Capture:
         if x.ndim != 4 or len(x) == 0:
             return x
         lowest, highest = float(x.min()), float(x.max())
-        beyond = max(-lowest, highest - 1)
+        excess = max(-lowest, highest - 1)
         undone = " after mean and std are undone" if self._scale else ""
         text = f"images must lie in [0, 1], got {lowest:.3g} to {highest:.3g}{undone}"
-        if beyond > _OVERSHOOT:
+        if excess > _OVERSHOOT:
             raise UserError(f"{text}; give the mean and std by which they were standardised.")
-        if beyond > _BEYOND:
+        if excess > _BEYOND:
             warnings.warn(
                 f"{text}, as resized, erased or half-precision images do: what lies beyond by up "
-                f"to {beyond:.2g} is cut off, which the attacks then cannot find.",
+                f"to {excess:.2g} is cut off, which the attacks then cannot find.",
                 stacklevel=4,
             )
         return x.clamp(0, 1)

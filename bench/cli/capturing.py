@@ -60,7 +60,7 @@ def attack(
         listed, failed = [], False
         for view in attacking.read_views(files, truth):
             with _progress(view) as tell:
-                made = attacking.attack_view(
+                attacked = attacking.attack_view(
                     view,
                     names or (),
                     settings=suite.parse_pairs(set_ or (), "--set"),
@@ -72,18 +72,18 @@ def attack(
                     tell=tell,
                 )
             if out is not None:
-                for one in made:
-                    if one.answer is not None:
-                        attacking.save_answer(one, out)
+                for result in attacked:
+                    if result.answer is not None:
+                        attacking.save_answer(result, out)
             if not as_json:
-                _show(view, made)
+                _show(view, attacked)
                 if quick:
                     options.say("A first look: without --quick attacks may rebuild more.")
-            for one in made:
-                if one.traceback is not None:
+            for result in attacked:
+                if result.traceback is not None:
                     failed = True
-                    options.say(one.traceback, aside=True)
-            listed.append(attacking.to_dict(view, made))
+                    options.say(result.traceback, aside=True)
+            listed.append(attacking.to_dict(view, attacked))
     if as_json:
         typer.echo(to_json(listed))
     if failed:
@@ -112,8 +112,9 @@ def _progress(view: Captured) -> Iterator[Tell]:
         yield tell
 
 
-def _show(view: Captured, made: list[Attacked]) -> None:
-    """A line per attack, the floor last, and below them what the attacker would choose."""
+def _show(view: Captured, attacked: list[Attacked]) -> None:
+    """Print a line per attack, the floor last, and below them the attacker-selected
+    reconstruction."""
     from bench.capturing.attacking import chosen, least_leak_of
     from bench.contract.messages import UPLOAD_KINDS
     from bench.metrics.named import TITLES
@@ -127,25 +128,25 @@ def _show(view: Captured, made: list[Attacked]) -> None:
     options.say(f"{view.name}: {counted(victims, 'client')}, {each} of {shape}, sent as {kind}")
     table = options.open_table()
     table.add_column("attack")
-    values = {one.attack: one.means() for one in made}
-    shown = [m for m in _SHOWN if any(m in means for means in values.values())]
-    for metric in shown:
+    values = {result.attack: result.means() for result in attacked}
+    metrics = [m for m in _SHOWN if any(m in means for means in values.values())]
+    for metric in metrics:
         table.add_column(TITLES.get(metric, metric.replace("_", " ")), justify="right")
     if view.truth is not None:
         table.add_column("leakage", justify="right")
-    for one in made:
-        means = values[one.attack]
-        cells = [figure(means[m], m) if m in means else "" for m in shown]
+    for result in attacked:
+        means = values[result.attack]
+        cells = [figure(means[m], m) if m in means else "" for m in metrics]
         if view.truth is not None:
-            cells.append(_leakage(least_leak_of(one), known=one.unexplained is None))
-        if one.reason is None:
-            table.add_row(one.attack, *cells)
+            cells.append(_leakage(least_leak_of(result), known=result.unexplained is None))
+        if result.reason is None:
+            table.add_row(result.attack, *cells)
     if view.truth is not None:
-        floor = made[0].floor_means() if made else {}
-        cells = [figure(floor[m], m) if m in floor else "" for m in shown]
+        floor = attacked[0].floor_means() if attacked else {}
+        cells = [figure(floor[m], m) if m in floor else "" for m in metrics]
         table.add_row("needs no leak", *cells, "0", style="dim")
     options.console.print(table)
-    best = [name for name in chosen(made) if name is not None]
+    best = [name for name in chosen(attacked) if name is not None]
     if best:
         most = max(set(best), key=best.count)
         share = "" if victims == 1 else f" for {best.count(most)} of {victims} clients"
@@ -157,11 +158,11 @@ def _show(view: Captured, made: list[Attacked]) -> None:
         options.say(
             "No truth is given, so nothing is scored: --truth FILE, or --out to look at it."
         )
-    for one in made:
-        if one.reason is not None:
-            options.say(f"{one.attack} {one.reason}.")
-    if made and made[0].unexplained is not None:
-        options.say(f"Not attacked as it was trained: {made[0].unexplained}", style="yellow")
+    for result in attacked:
+        if result.reason is not None:
+            options.say(f"{result.attack} {result.reason}.")
+    if attacked and attacked[0].unexplained is not None:
+        options.say(f"Not attacked as it was trained: {attacked[0].unexplained}", style="yellow")
     for line in _privacy(view):
         options.say(line)
 
@@ -176,17 +177,17 @@ def _leakage(leak: float | None, *, known: bool) -> str:
 
 
 def _privacy(view: Captured) -> list[str]:
-    """What the ledger tells of the run so far."""
-    told = view.about.get("privacy")
-    if told is None:
+    """Return the ledger's sentences on the run so far."""
+    privacy = view.about.get("privacy")
+    if privacy is None:
         return []
-    claimed = told["eps_claimed"]
+    claimed = privacy["eps_claimed"]
     lines = [
-        f"Proven for replacing a record: epsilon {float(told['eps_record']):.4g} at delta "
-        f"{told['delta']:g}."
+        f"Proven for replacing a record: epsilon {float(privacy['eps_record']):.4g} at delta "
+        f"{privacy['delta']:g}."
     ]
     if claimed is not None:
         lines.append(
-            f"By the library's accountant: epsilon {float(claimed):.3g} per {told['unit']}."
+            f"By the library's accountant: epsilon {float(claimed):.3g} per {privacy['unit']}."
         )
-    return [*lines, *told["reasons"]]
+    return [*lines, *privacy["reasons"]]

@@ -57,43 +57,43 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
         return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
 
-    def made(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
+    def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
         doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
         return entry(name, doc.split("\n")[0], settings)
 
-    def of_kind(kind: Any) -> list[dict[str, Any]]:
-        found = []
+    def plugins_of(kind: Any) -> list[dict[str, Any]]:
+        entries = []
         for plugin in [registry.usable[kind, name] for name in registry.names(kind)]:
             cls: Any = plugin.cls
             recovers = sorted(getattr(cls, "recovers", ()))
             more = {"source": cls.source, "recovers": recovers}
-            found.append(entry(plugin.name, plugin.summary, _settings(cls), **more))
-        return found + [
+            entries.append(entry(plugin.name, plugin.summary, _settings(cls), **more))
+        return entries + [
             entry(p.name, p.origin.split("\n")[0], broken=f"{p.origin}: {p.broken}")
             for p in registry.broken
             if p.kind == kind
         ]
 
-    def foreign(point: Any) -> dict[str, Any]:
+    def foreign_entry(point: Any) -> dict[str, Any]:
         origin = origin_of(point)
         try:
-            return made(point.name, data.foreign_loader(point), origin)
+            return describe(point.name, data.foreign_loader(point), origin)
         except UserError as error:
             return entry(point.name, origin) | {"broken": f"{origin}: {error}"}
 
-    def where(loader: Any) -> str:
+    def place_of(loader: Any) -> str:
         accepted = inspect.signature(loader).parameters
-        asked = "--data-dir or --download" if "download" in accepted else "--data-dir"
-        return asked if "data_dir" in accepted else "embedded"
+        options = "--data-dir or --download" if "download" in accepted else "--data-dir"
+        return options if "data_dir" in accepted else "embedded"
 
-    datasets = [made(name, loader, where(loader)) for name, loader in data.LOADERS.items()]
-    datasets += [foreign(point) for point in data.foreign().values()]
+    datasets = [describe(name, loader, place_of(loader)) for name, loader in data.LOADERS.items()]
+    datasets += [foreign_entry(point) for point in data.foreign().values()]
     return {
-        "defenses": of_kind("defense"),
-        "attacks": of_kind("attack"),
+        "defenses": plugins_of("defense"),
+        "attacks": plugins_of("attack"),
         "datasets": datasets
-        + [made(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
-        "models": [made(n, f) for n, f in models.BUILDERS.items()]
+        + [describe(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
+        "models": [describe(n, f) for n, f in models.BUILDERS.items()]
         + [entry(n, origin_of(p)) for n, p in installed(MODELS).items()]
         + [entry(n, text) for n, text in models.OWN.items()],
         "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],

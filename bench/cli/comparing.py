@@ -73,12 +73,12 @@ def compare(
     for pair in pairs:
         console.print()
         console.print(Text(pair.title, style="italic"))
-        shown = open_table(show_header=False)
-        shown.add_column(style="bold", no_wrap=True)
-        shown.add_column(overflow="fold")
+        table = open_table(show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
         for name, text in _facts(pair):
-            shown.add_row(name, Text(text, style=_STYLES.get(text, "")))
-        console.print(shown, highlight=False)
+            table.add_row(name, Text(text, style=_STYLES.get(text, "")))
+        console.print(table, highlight=False)
     console.print()
     console.print(
         "Above 0, the first row leaks more. The p-value is that of a t-test on the seeds' paired "
@@ -91,47 +91,47 @@ def compare(
     )
 
 
-def _facts(found: RowComparison) -> Iterator[tuple[str, str]]:
-    metric, difference = found.metric, found.difference
+def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
+    metric, difference = pair.metric, pair.difference
     for name, row, mean in zip(
-        ("first", "second"), (found.first, found.second), found.means, strict=True
+        ("first", "second"), (pair.first, pair.second), pair.means, strict=True
     ):
-        yield name, f"{row.setting}: {_figure(found, row, mean)}"
+        yield name, f"{row.setting}: {_figure(pair, row, mean)}"
     seeds, victims = len(difference.seed_means), difference.victims
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"
     yield "difference", _signed_interval(difference.interval, metric)
     if seeds > 1:
-        yield "per seed", ", ".join(_signed(m, metric, 3) for m in difference.seed_means)
+        yield "per seed", ", ".join(_format_signed(m, metric, 3) for m in difference.seed_means)
     else:
         yield "per seed", "one training of each: others may differ. Run several seeds."
     p, adjusted = _p(difference.p), _p(difference.adjusted)
-    yield "p", f"{adjusted} (adjusted for {found.rows} comparisons; alone {p})"
-    if found.drop is not None:
-        yield "accuracy drop", f"{_signed_interval(found.drop, 'ssim')} of the first against it"
-    yield "verdict", found.verdict
+    yield "p", f"{adjusted} (adjusted for {pair.rows} comparisons; alone {p})"
+    if pair.drop is not None:
+        yield "accuracy drop", f"{_signed_interval(pair.drop, 'ssim')} of the first against it"
+    yield "verdict", pair.verdict
 
 
-def _figure(found: RowComparison, row: Row, mean: float) -> str:
+def _figure(pair: RowComparison, row: Row, mean: float) -> str:
     from bench.report.columns import figure, supported
 
-    if not found.attack:
+    if not pair.attack:
         assert row.leak_interval is not None  # it is compared
         return f"leakage {supported(row.leak_interval, row.seeds)}"
-    return f"{found.attack} {TITLES.get(found.metric, found.metric)} {figure(mean, found.metric)}"
+    return f"{pair.attack} {TITLES.get(pair.metric, pair.metric)} {figure(mean, pair.metric)}"
 
 
-def _signed_interval(found: Interval, metric: str) -> str:
+def _signed_interval(interval: Interval, metric: str) -> str:
     """-0.111 [-0.18, -0.04]; a narrow interval with more digits."""
-    if not math.isfinite(found.hi):
-        return f"{_signed(found.mean, metric, 3)}, one victim: no interval"
-    width = found.hi - found.lo
+    if not math.isfinite(interval.hi):
+        return f"{_format_signed(interval.mean, metric, 3)}, one victim: no interval"
+    width = interval.hi - interval.lo
     digits = min(5, max(2, 1 + math.ceil(-math.log10(width)))) if width > 0 else 2
-    ends = (_signed(v, metric, digits) for v in (found.lo, found.hi))
-    return f"{_signed(found.mean, metric, max(3, digits))} [{', '.join(ends)}]"
+    ends = (_format_signed(v, metric, digits) for v in (interval.lo, interval.hi))
+    return f"{_format_signed(interval.mean, metric, max(3, digits))} [{', '.join(ends)}]"
 
 
-def _signed(value: float, metric: str, digits: int) -> str:
+def _format_signed(value: float, metric: str, digits: int) -> str:
     from bench.report.columns import error_number
 
     number = error_number(value, digits) if metric in ("mse", "psnr") else f"{value:.{digits}f}"

@@ -90,7 +90,7 @@ def announce(files: Iterable[Path]) -> None:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Whether the user agrees, by --yes or at the terminal.
+    """Return whether the user agrees, by --yes or at the terminal.
 
     Raises UserError where there is neither.
     """
@@ -102,7 +102,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 
 def at_terminal() -> bool:
-    """Whether somebody can answer."""
+    """Return whether somebody can answer."""
     return sys.stdin.isatty()
 
 
@@ -173,7 +173,7 @@ def chosen_environment(
 
 
 def check_loss(loss: float) -> None:
-    """Raises UserError for points of accuracy that there are not."""
+    """Raise UserError for an accuracy drop outside the possible points."""
     if not 0 <= loss <= 100:
         raise UserError(f"--loss must lie in [0, 100] points of accuracy, got {loss:g}.")
 
@@ -209,7 +209,7 @@ def planned(
 
 
 def registry_of(plugins: list[Path] | None) -> Registry:
-    """All plugins, those of --plugin too."""
+    """Return all plugins, those of --plugin too."""
     from bench.registry import discover
 
     announce(plugins or ())

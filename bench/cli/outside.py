@@ -62,33 +62,33 @@ def score(
         from bench.records import to_json
 
         env = options.chosen_environment("cpu", data_dir, download, None)
-        found = outside.score_files(folder, cell, reconstructions, env, view)
+        scored = outside.score_files(folder, cell, reconstructions, env, view)
     if as_json:
-        typer.echo(to_json(found))
+        typer.echo(to_json(scored))
     else:
-        _print_scores(found)
+        _print_scores(scored)
 
 
 _RIVALS = {"own": "own", "choice": "choice", "worst": "upper bound"}
 
 
-def _print_scores(found: Scored) -> None:
-    """The figures by metric, and which of leakbench's own these beat."""
+def _print_scores(scored: Scored) -> None:
+    """Print the figures by metric, and which of leakbench's own these beat."""
     from rich.text import Text
 
     from bench.metrics.named import TITLES
     from bench.report.columns import figure, interval_text
 
-    head = f"{found.cell.name}: {found.victims} victims, {found.samples} sample(s) each"
+    head = f"{scored.cell.name}: {scored.victims} victims, {scored.samples} sample(s) each"
     table = options.open_table(Text(head))
     table.add_column("metric")
     table.add_column("answer", overflow="fold")
     table.add_column(Text("mean [95 % interval]"), justify="right")
-    row = {"choice": found.row.choice, "worst": found.row.worst}
-    for metric, beside in found.beside.items():
+    row = {"choice": scored.row.choice, "worst": scored.row.worst}
+    for metric, beside in scored.beside.items():
         lines = [
             (answer.file, interval_text(answer.figures[metric], metric))
-            for answer in found.answers
+            for answer in scored.answers
             if metric in answer.figures
         ]
         lines += [
@@ -97,7 +97,7 @@ def _print_scores(found: Scored) -> None:
             if case is not None and case.metric == metric
         ]
         others = (
-            (f"own: {found.cell.label}", beside.own),
+            (f"own: {scored.cell.label}", beside.own),
             ("floor", beside.floor),
             ("floor, told the labels", beside.floor_class_mean),
         )
@@ -108,23 +108,23 @@ def _print_scores(found: Scored) -> None:
     against = options.open_table(Text("\nHow much more than leakbench's own, on the same victims"))
     for name in ("answer", "than", "by", "p", "verdict"):
         against.add_column(name, overflow="fold")
-    for answer in found.answers:
-        for number, other in enumerate(answer.against):
-            metric = "" if other.metric == "ssim" else f"{TITLES.get(other.metric, other.metric)} "
-            sign = "+" if other.beats else ""
+    for answer in scored.answers:
+        for number, rival in enumerate(answer.against):
+            metric = "" if rival.metric == "ssim" else f"{TITLES.get(rival.metric, rival.metric)} "
+            sign = "+" if rival.beats else ""
             against.add_row(
                 Text(answer.file if number == 0 else ""),
-                Text(f"{_RIVALS[other.rival]}: {other.attack}"),
-                Text(f"{metric}{sign}{interval_text(other.difference, other.metric)}"),
-                f"{other.p:.3g}",
-                Text(_verdict(other)),
+                Text(f"{_RIVALS[rival.rival]}: {rival.attack}"),
+                Text(f"{metric}{sign}{interval_text(rival.difference, rival.metric)}"),
+                f"{rival.p:.3g}",
+                Text(_verdict(rival)),
             )
     if against.row_count:
         options.console.print(against)
-    for answer in found.answers:
+    for answer in scored.answers:
         if answer.failed:
-            lost = f"{answer.failed} victim(s) failed: scored as the mean public image."
-            options.console.print(Text(f"{answer.file}: {lost}"))
+            note = f"{answer.failed} victim(s) failed: scored as the mean public image."
+            options.console.print(Text(f"{answer.file}: {note}"))
 
 
 def _verdict(against: Against) -> str:
@@ -144,11 +144,11 @@ def merge(
 
         from bench.harness import merge as merging
 
-        made = merging.merge(folders, out)
-        for note in made.notes:
+        merged = merging.merge(folders, out)
+        for note in merged.notes:
             warnings.warn(note, stacklevel=1)
         paths = publish(out, ("json", "csv", "md"))
     options.say(
-        f"{made.trainings} trainings and {made.cells} cells of {len(folders)} folder(s). "
+        f"{merged.trainings} trainings and {merged.cells} cells of {len(folders)} folder(s). "
         f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
     )

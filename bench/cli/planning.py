@@ -47,27 +47,27 @@ def plan(
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
         env = options.chosen_environment(device, data_dir, download, plugin, here=device == "auto")
         part = options.shard_of(shard)
-        made, keys = options.planned(suite, only, set_, env, part)
-        store = launch.store_of(made, out, part)
+        planned, keys = options.planned(suite, only, set_, env, part)
+        store = launch.store_of(planned, out, part)
         workers = launch.default_workers(env.device) if jobs is None else jobs
-        report = forecast(made, keys, store, costs or (), workers)
+        report = forecast(planned, keys, store, costs or (), workers)
         if as_json:
             typer.echo(json.dumps(report, indent=1))
             return
         if list_:
-            _print_trainings(made)
+            _print_trainings(planned)
         _print_rows(report)
-        for line in _sentences(made, report, env.device.split(":")[0]):
+        for line in _sentences(planned, report, env.device.split(":")[0]):
             options.say(line)
 
 
-def _print_trainings(made: Plan) -> None:
+def _print_trainings(plan: Plan) -> None:
     from rich.table import Table
 
-    grid = Table(title=f"{made.suite.name} v{made.suite.version}", title_justify="left")
+    grid = Table(title=f"{plan.suite.name} v{plan.suite.version}", title_justify="left")
     for name in ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells"):
         grid.add_column(name)
-    for job, attacks in made.by_training().items():
+    for job, attacks in plan.by_training().items():
         settings = ", ".join(f"{k}={v}" for k, v in job.settings.items())
         names = (job.task.dataset, job.task.model, job.protocol.name, job.defense)
         grid.add_row(*names, settings, str(job.seed), str(len(attacks)))
@@ -99,7 +99,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _sentences(made: Plan, report: Mapping[str, Any], kind: str) -> Iterator[str]:
+def _sentences(plan: Plan, report: Mapping[str, Any], kind: str) -> Iterator[str]:
     from bench.harness.progress import duration
 
     yield (
@@ -120,7 +120,7 @@ def _sentences(made: Plan, report: Mapping[str, Any], kind: str) -> Iterator[str
         if "cuda" not in report["hours"]:
             yield (
                 "No cell was measured on a GPU yet, so no GPU-hours: run a part of it there "
-                f"(leakbench run {made.suite.name} --only seed={made.trainings[0].seed} --only "
+                f"(leakbench run {plan.suite.name} --only seed={plan.trainings[0].seed} --only "
                 "task=0 --device cuda) and plan again with the same --out."
             )
         yield (

@@ -54,25 +54,25 @@ def ledger(
             if csv is not None:
                 raise UserError("--csv writes the table of --over; give --over key=value,value,...")
             built, checked = registry.defense(defense, settings), accounts.checked_facts(known)
-            found = accounts.account_of(built, checked, name=defense)
+            account = accounts.account_of(built, checked, name=defense)
         else:
             table = accounts.accounts_over(
-                registry, defense, settings=settings, facts=known, over=_varied(over)
+                registry, defense, settings=settings, facts=known, over=_parse_over(over)
             )
             if csv is not None:
                 options.write_out(csv, table.csv())
     if as_json:
-        document = _documents(table) if over else _document(found)
+        document = _documents(table) if over else _document(account)
         typer.echo(to_json({"defense": defense, **document}))
     elif over:
         _print_table(table)
     else:
-        for line in _entry_lines(found.entry):
+        for line in _entry_lines(account.entry):
             options.say(line)
 
 
-def _varied(over: Sequence[str]) -> dict[str, list[Any]]:
-    """Values by key of every --over."""
+def _parse_over(over: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values by key of every --over."""
     from bench import suite
 
     varied: dict[str, list[Any]] = {}
@@ -92,23 +92,23 @@ def _document(account: Account) -> dict[str, Any]:
     }
 
 
-def _documents(made: AccountTable) -> dict[str, Any]:
+def _documents(table: AccountTable) -> dict[str, Any]:
     lines = [
-        {"over": dict(zip(made.over, place, strict=True)), **_document(account)}
-        for place, account in zip(made.places, made.accounts, strict=True)
+        {"over": dict(zip(table.over, place, strict=True)), **_document(account)}
+        for place, account in zip(table.places, table.accounts, strict=True)
     ]
     return {"lines": lines}
 
 
-def _print_table(made: AccountTable) -> None:
-    """The table, in as many parts as the terminal's width needs, and what its columns are."""
-    columns = made.columns()
-    keys = {key: [str(place[i]) for place in made.places] for i, key in enumerate(made.over)}
+def _print_table(table: AccountTable) -> None:
+    """Print the table in as many parts as the terminal's width needs, and explain its columns."""
+    columns = table.columns()
+    keys = {key: [str(place[i]) for place in table.places] for i, key in enumerate(table.over)}
     numbers = {c.head: ["-" if v is None else f"{v:.4g}" for v in c.values] for c in columns}
     texts = keys | numbers
     width = {h: max(map(len, [*h.split(), *cells])) for h, cells in texts.items()}
     room = options.console.width - sum(width[k] + 1 for k in keys)
-    for some in _fitting({h: width[h] + 1 for h in numbers}, room):
+    for some in _split_columns({h: width[h] + 1 for h in numbers}, room):
         part = options.open_table(padding=(0, 1, 0, 0))
         for head in (*keys, *some):
             part.add_column(head, justify="right", width=width[head])
@@ -120,8 +120,8 @@ def _print_table(made: AccountTable) -> None:
         options.say(f"{column.head}: {column.meaning}")
 
 
-def _fitting(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
-    """Names in their order, as many at a time as have room, but at least one."""
+def _split_columns(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Yield names in order, as many at a time as fit, at least one."""
     some: list[str] = []
     for name, width in widths.items():
         if some and sum(widths[n] for n in some) + width > room:
@@ -179,7 +179,7 @@ def audit(
         built = options.setting_of(defense, set_, plugin)
         document = {"defense": defense, "variant": built.variant}
         try:
-            found = audit_of(
+            result = audit_of(
                 built,
                 draws=draws,
                 confidence=confidence,
@@ -194,7 +194,7 @@ def audit(
                 options.console.print(audits.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
-        typer.echo(to_json(document | found.to_dict()))
+        typer.echo(to_json(document | result.to_dict()))
         return
-    for block in audits.terminal(found):
+    for block in audits.terminal(result):
         options.console.print(block, highlight=False)

@@ -51,8 +51,8 @@ def report(
         for name in formats:
             if name not in FILES:
                 raise UserError(did_you_mean("report format", name, list(FILES)))
-        drawn = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(folder, tuple(formats), out=out, figures=drawn, details=details, loss=loss)
+        kinds = [f.strip() for f in figures.split(",") if f.strip()]
+        paths = publish(folder, tuple(formats), out=out, figures=kinds, details=details, loss=loss)
         if publish_ is not None:
             from bench.report.publishing import write_published
 
@@ -101,7 +101,7 @@ def publish(
     from bench.report.overview import by_protocol, legend
 
     options.check_loss(loss)
-    found = Files(folder)
+    files = Files(folder)
     if out is None:
         own = (folder / RUN).is_file()
         out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
@@ -109,18 +109,18 @@ def publish(
     with _without_collections():
         for name in formats:
             paths.append(out / FILES[name])
-            _write(paths[-1], found.text(name))
-    rows = found.rows
+            _write(paths[-1], files.text(name))
+    rows = files.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)
         _print(terminal.overview(overviews), "\n".join(legend(overviews)))
         if details:
-            _print(terminal.shown(rows), terminal.legend(rows))
+            _print(terminal.boards(rows), terminal.legend(rows))
         else:
             hint = f"Every row and attack: leakbench report {folder} --details"
             say(hint, style="dim")
     if show:
-        for sentence in found.missing:
+        for sentence in files.missing:
             say(sentence, style="yellow")
     if figures:
         from bench.report.figures import write_figures

@@ -71,17 +71,17 @@ def sweep(
             failed += len(report.failures)
             swept[parse_value(text)] = leaderboard.load(folder)
         write_whole(base / "sweep.csv", sweeps.to_csv(key, swept))
-        drawn = sweeps.write_figures(key, swept, base, formats)
+        paths = sweeps.write_figures(key, swept, base, formats)
         for title, settings in sweeps.curves(key, swept).items():
             table = options.open_table(f"{title}: leakage")
             table.add_column("setting", overflow="fold")
             for value in swept:
                 table.add_column(str(value), justify="right")
             for setting, points in settings.items():
-                shown = {value: f"{leakage.mean:.2f}" for value, leakage in points}
-                table.add_row(setting, *(shown.get(value, "-") for value in swept))
+                cells = {value: f"{leakage.mean:.2f}" for value, leakage in points}
+                table.add_row(setting, *(cells.get(value, "-") for value in swept))
             options.console.print()
             options.console.print(table)
-        options.say(f"Written: {base / 'sweep.csv'} and {len(drawn)} figures beside it.")
+        options.say(f"Written: {base / 'sweep.csv'} and {len(paths)} figures beside it.")
     if failed:
         raise typer.Exit(1)

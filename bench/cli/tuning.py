@@ -54,11 +54,11 @@ def tune(
 
         losses = _losses(loss)
         env = options.chosen_environment(device, data_dir, download, plugin)
-        asked = suites.read_suite(suite)
-        target = out or Path(f"{asked.name}_tuned.toml")
+        original = suites.read_suite(suite)
+        target = out or Path(f"{original.name}_tuned.toml")
         if target.exists() and out is None:
             raise UserError(f"{target} exists; name another file by --out, or this one.")
-        folder = Path("leakbench-runs") / f"{asked.name}-tune"
+        folder = Path("leakbench-runs") / f"{original.name}-tune"
 
         def play(changed: Suite) -> Sequence[Row]:
             plan, keys = launch.planned(changed, {}, env)
@@ -69,11 +69,11 @@ def tune(
             return leaderboard.rows(folder)
 
         registry = registry_for(env.plugins)
-        found = tuning.tune(asked, registry, play, losses=losses, steps=steps)
-        text = tuning.tuned_text(suites.suite_text(suite)[0], asked, found, losses, registry)
+        searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
+        text = tuning.tuned_text(suites.suite_text(suite)[0], original, searches, losses, registry)
         options.write_out(target, text)
         options.console.print()
-        options.console.print(_table(found, losses))
+        options.console.print(_table(searches, losses))
         options.say(f"Written: {target}. Run it: leakbench run {target}")
 
 
@@ -88,19 +88,19 @@ def _losses(text: str) -> list[float]:
     return sorted(p / 100 for p in points)
 
 
-def _table(found: Sequence[Search], losses: Sequence[float]) -> Any:
-    """For each search the value per loss, with what it loses in points."""
-    from bench.report.terminal import folded
+def _table(searches: Sequence[Search], losses: Sequence[float]) -> Any:
+    """Return a table with each search's value per loss, and its accuracy drop in points."""
+    from bench.report.terminal import fold
 
     table = options.open_table("The strongest settings, and the points of accuracy that they lose")
     for name in ("defense", "task", "setting"):
         table.add_column(name, no_wrap=True)
     for loss in losses:
         table.add_column(f"<= {100 * loss:g} pt", justify="right")
-    for search in found:
+    for search in searches:
         best = [search.best(loss) for loss in losses]
         cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
-        table.add_row(folded(name, _NAME), str(search.task), search.strength.setting, *cells)
+        table.add_row(fold(name, _NAME), str(search.task), search.strength.setting, *cells)
     return table

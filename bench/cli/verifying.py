@@ -86,7 +86,7 @@ def verify(
             "another or its run."
         )
         pairs = parse_pairs(only or (), "--only")
-        drawn = verification.sample(
+        cells = verification.sample(
             opened, seed=seed, count=sample, trainings=trainings, only=pairs
         )
         off = [c for c in again if c.verdict == "differs"]
@@ -98,17 +98,17 @@ def verify(
         for mark in marks:
             tell(f"Mark: {mark}", style="yellow")
         tell(
-            f"Sample of {counted(len(drawn), 'cell')} out of "
+            f"Sample of {counted(len(cells), 'cell')} out of "
             f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
-            f"{counted(len(staged.trainings_of(drawn)), 'training')} and "
-            f"{counted(len(drawn), 'attack')}."
+            f"{counted(len(staged.trainings_of(cells)), 'training')} and "
+            f"{counted(len(cells), 'attack')}."
         )
         # Drawn whole, a training is one line here and below, with all attacks on it.
-        of_training = {cell_label(c.job): label_of(c.job.train) for c in drawn}
+        of_training = {cell_label(c.job): label_of(c.job.train) for c in cells}
         lines = {} if trainings is None else of_training
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")
-        changed = verification.changed_code(opened, drawn)
+        changed = verification.changed_code(opened, cells)
         isolated = isolation(sandbox)
         what = f"the submitted code: {', '.join(code)}" if code else "no code but leakbench's"
         tell(f"This runs {what}, {isolated.sentence}.")
@@ -120,9 +120,9 @@ def verify(
             if text.partition(": ")[2] not in lines:
                 tell(f"  {text}", style="dim")
 
-        made = staged.rerun(
+        outcome = staged.rerun(
             folder,
-            drawn,
+            cells,
             isolation=isolated,
             env=env,
             tolerance=tolerance,
@@ -130,10 +130,10 @@ def verify(
             timeout_s=timeout,
             tell=ended,
         )
-    comparisons = [*off, *made.comparisons]
+    comparisons = [*off, *outcome.comparisons]
     verdicts = Counter(c.verdict for c in comparisons)
-    bare = sum(c.figure == "status" and c.what in of_training for c in made.comparisons)
-    failed = bool(verdicts["differs"] or made.end)
+    bare = sum(c.figure == "status" and c.what in of_training for c in outcome.comparisons)
+    failed = bool(verdicts["differs"] or outcome.end)
     facts = {
         "digest": digest_of(folder),
         "device": env.device,
@@ -142,15 +142,15 @@ def verify(
         "sandbox": "none" if isolated.bwrap is None else "bwrap",
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
-        "passed": not failed and bare < len(drawn),
+        "passed": not failed and bare < len(cells),
         "same_environment": verification.same_environment(opened, env.device) and not changed,
         "changed_code": changed,
         "tolerance": tolerance,
-        "cells": len(drawn),
-        "cells_with_figures": len(drawn) - bare,
+        "cells": len(cells),
+        "cells_with_figures": len(cells) - bare,
         "differing": verdicts["differs"],
         "within_tolerance": verdicts["within tolerance"],
-        "end": made.end,
+        "end": outcome.end,
     }
     if as_json:
         comparisons_as_json = [asdict(c) for c in comparisons]
@@ -163,7 +163,7 @@ def verify(
 
 
 def _show_facts(facts: Mapping[str, Any], figures: int) -> None:
-    """What to know of so many compared figures, and the verdict."""
+    """Print a summary of the compared figures, and the verdict."""
     same, near, cells = facts["same_environment"], facts["within_tolerance"], facts["cells"]
     bare = cells - facts["cells_with_figures"]
     for name in facts["changed_code"]:

@@ -84,13 +84,13 @@ class Seen:
         """
         rows = []
         for client in clients:
-            found = [m for m in self.of(client, kind) if m.step == step]
-            if len(found) != 1:
+            sent = [m for m in self.of(client, kind) if m.step == step]
+            if len(sent) != 1:
                 raise ValueError(
                     f"expected one '{kind}' message of client '{client}' at step {step}, "
-                    f"got {len(found)}."
+                    f"got {len(sent)}."
                 )
-            rows.append(found[0].parts)
+            rows.append(sent[0].parts)
         names = list(rows[0]) if rows else []
         for client, parts in zip(clients, rows, strict=True):
             if list(parts) != names:

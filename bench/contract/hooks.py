@@ -112,13 +112,13 @@ def union(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, 
 
 def disjoint(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """All members' answers by name, which must differ."""
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name, member in members.items():
         for key, value in getattr(member, hook)(*arguments).items():
-            if key in found:
+            if key in answers:
                 raise UserError(f"defense '{name}' brings a second third party '{key}'.")
-            found[key] = value
-    return found
+            answers[key] = value
+    return answers
 
 
 def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[st
 
 def client_by_client(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Any]:
     """Each client's plans by all members; a member with fewer gives them in turn."""
-    found: list[Sequence[Mapping[str, Any]]] = list(
+    plans: list[Sequence[Mapping[str, Any]]] = list(
         filter(None, _answers(members, hook, arguments))
     )
-    most = max(map(len, found), default=0)
-    return [{k: v for p in found for k, v in p[i % len(p)].items()} for i in range(most)]
+    most = max(map(len, plans), default=0)
+    return [{k: v for p in plans for k, v in p[i % len(p)].items()} for i in range(most)]
 
 
 def none(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:

@@ -56,7 +56,7 @@ def foreign() -> dict[str, EntryPoint]:
 
 
 def foreign_loader(point: EntryPoint) -> Loader:
-    """The loader of an entry point.
+    """Return the loader of an entry point.
 
     Raises:
         UserError: If its name is taken, it cannot be imported, or is no such function; the text is
@@ -78,7 +78,8 @@ def foreign_loader(point: EntryPoint) -> Loader:
 
 
 def has_files(name: str) -> bool:
-    """Whether a data set of that name is read from the data folder: its loader has `data_dir`."""
+    """Return whether a data set of that name is read from the data folder: its loader has
+    `data_dir`."""
     loader = LOADERS.get(name)
     if loader is None and name in (points := foreign()):
         loader = _loader_of(points[name])
@@ -115,7 +116,7 @@ def load_dataset(
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH, npz:PATH or hf:NAME."
             )
-        loader, supplied["path"] = PATH_LOADERS[prefix], _looked_up(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], _check_path(path)
     elif name in LOADERS:
         loader = LOADERS[name]
     else:
@@ -128,12 +129,12 @@ def load_dataset(
     accepted = inspect.signature(loader).parameters
     offered = {"data_dir": data_dir, "download": download}
     supplied |= {key: value for key, value in offered.items() if key in accepted}
-    wanted = dict(options or {})
-    validation = wanted.pop("validation", False)
+    settings = dict(options or {})
+    validation = settings.pop("validation", False)
     if not isinstance(validation, bool):
         raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
-    own = checked_arguments(loader, wanted, what=f"dataset {name}", supplied=tuple(supplied))
-    what = f"dataset {name}" if point is None else _said(point)
+    own = checked_arguments(loader, settings, what=f"dataset {name}", supplied=tuple(supplied))
+    what = f"dataset {name}" if point is None else _describe(point)
     try:
         with contained():
             loaded = loader(**supplied, **own)
@@ -143,12 +144,12 @@ def load_dataset(
         if point is None:
             raise
         raise UserError(f"{what} cannot be loaded: {in_one_line(error)}") from error
-    made = checked(loaded, what=what)
-    return validation_part(made, seed) if validation else made
+    dataset = checked(loaded, what=what)
+    return validation_part(dataset, seed) if validation else dataset
 
 
-def _looked_up(path: str) -> Path:
-    """The path itself. Raises UserError for one that no file system looks up."""
+def _check_path(path: str) -> Path:
+    """Return the path. Raises UserError for one that no file system looks up."""
     try:
         os.stat(path)
     except (OSError, ValueError) as error:
@@ -162,10 +163,10 @@ def _loader_of(point: EntryPoint) -> Loader:
     try:
         return foreign_loader(point)
     except UserError as error:
-        raise UserError(f"{_said(point)} is broken: {error}") from error
+        raise UserError(f"{_describe(point)} is broken: {error}") from error
 
 
-def _said(point: EntryPoint) -> str:
+def _describe(point: EntryPoint) -> str:
     return f"dataset '{point.name}' ({origin_of(point)})"
 
 

@@ -83,7 +83,7 @@ def checked(data: object, *, what: str) -> Dataset:
     if not isinstance(data, Dataset):
         raise UserError(f"{what} must be a bench.data.Dataset, got {type(data).__name__}.")
     if data.task not in _DIMENSIONS:
-        raise UserError(f"the task of {what} must be {_listed(_DIMENSIONS)}, got {data.task!r}.")
+        raise UserError(f"the task of {what} must be {_list(_DIMENSIONS)}, got {data.task!r}.")
     names = data.class_names
     if not (isinstance(names, tuple) and all(isinstance(n, str) for n in names) and len(names) > 1):
         raise UserError(f"class_names of {what} must be two texts or more, got {names!r:.200}.")
@@ -131,7 +131,7 @@ def _check_samples(data: Dataset, part: str, what: str) -> None:
     form = f"[N, {', '.join(_DIMENSIONS[data.task])}]"
     dimensions = 1 + len(_DIMENSIONS[data.task])
     if not _is(x, torch.float32) or x.ndim != dimensions:
-        raise UserError(f"{part}_x of {what} must be float32 {form}, got {_described(x)}.")
+        raise UserError(f"{part}_x of {what} must be float32 {form}, got {_describe(x)}.")
     if not x.numel():
         raise UserError(f"{what} has no {part} samples.")
     if x.shape[1:] != data.train_x.shape[1:]:
@@ -152,7 +152,7 @@ def _check_samples(data: Dataset, part: str, what: str) -> None:
             f"images of {what} must lie in [0, 1], got {low:.4g} to {high:.4g} in {part}_x."
         )
     if not _is(y, torch.int64) or y.shape != x.shape[:1]:
-        raise UserError(f"{part}_y of {what} must be int64 [{len(x)}], got {_described(y)}.")
+        raise UserError(f"{part}_y of {what} must be int64 [{len(x)}], got {_describe(y)}.")
     if int(y.min()) < 0 or int(y.max()) >= data.classes:
         raise UserError(
             f"labels of {what} must lie in 0..{data.classes - 1}, got {int(y.min())} to "
@@ -161,7 +161,7 @@ def _check_samples(data: Dataset, part: str, what: str) -> None:
     clients = getattr(data, f"{part}_clients", None)
     if clients is not None and not (_is(clients, torch.int64) and clients.shape == y.shape):
         raise UserError(
-            f"{part}_clients of {what} must be int64 [{len(x)}], got {_described(clients)}."
+            f"{part}_clients of {what} must be int64 [{len(x)}], got {_describe(clients)}."
         )
 
 
@@ -169,13 +169,13 @@ def _is(value: object, dtype: torch.dtype) -> bool:
     return isinstance(value, Tensor) and value.dtype == dtype
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
     return type(value).__name__
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list(names: Iterable[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} or {last}"
 
@@ -215,7 +215,7 @@ def from_arrays(
         UserError: For too small a side.
     """
     parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
-    return _of_parts(
+    return _from_parts(
         parts,
         (train_clients, aux_clients),
         name=name,
@@ -269,7 +269,7 @@ def from_features(
             (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
             for x, y in (train, test, aux)
         ]
-    return _of_parts(
+    return _from_parts(
         parts,
         (train_clients, aux_clients),
         name=name,
@@ -279,13 +279,13 @@ def from_features(
     )
 
 
-def _of_parts(
+def _from_parts(
     parts: Sequence[tuple[Tensor, Tensor]],
     clients: tuple[np.ndarray | None, np.ndarray | None],
     **more: Any,
 ) -> Dataset:
-    """A data set of training, test and auxiliary samples with labels, and of whose the training and
-    auxiliary ones are. more: The other fields."""
+    """Make a data set of training, test and auxiliary samples with labels, and the owners of the
+    training and auxiliary ones. more: the other fields."""
     (tx, ty), (vx, vy), (ax, ay) = parts
     whose_train, whose_aux = (None if c is None else labels_to_tensor(c) for c in clients)
     return Dataset(
@@ -310,7 +310,8 @@ def split_by_class(
     seed: int,
     size: int | None = None,
 ) -> Dataset:
-    """A data set of images of which a fifth of every class is test and a fifth auxiliary."""
+    """Make a data set of images with a fifth of every class as test and a fifth as auxiliary
+    part."""
     stream = numpy_generator(seed, "split", name.partition(":")[0])
     parts = carve(labels, fractions=(0.2, 0.2), rng=stream)
     test, aux, train = ((images[p], labels[p]) for p in parts)
@@ -320,7 +321,7 @@ def split_by_class(
 
 
 def check_side(size: int) -> None:
-    """Raises UserError for a side that images cannot be resized to."""
+    """Raise UserError for a side that images cannot be resized to."""
     if size < LEAST_SIDE:
         raise UserError(f"image size must be >= {LEAST_SIDE} (the SSIM window), got {size}.")
 

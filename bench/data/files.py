@@ -85,16 +85,16 @@ def read_npz(path: Path) -> Packaged:
     names = [*needed, *(k for k in _MORE if k in declared)]
     check_parts(*(declared[k] for k in needed), names=needed, place=str(path))
     _check_more(declared, samples=declared[needed[0]], place=str(path))
-    found = dict(zip(names, read_arrays(path, names, declared), strict=True))
-    x, tx = found[needed[0]], found[needed[2]]
-    y, ty = flat(found[needed[1]]), flat(found[needed[3]])
-    clients, groups = found.get("train_clients"), found.get("categorical")
+    arrays = dict(zip(names, read_arrays(path, names, declared), strict=True))
+    x, tx = arrays[needed[0]], arrays[needed[2]]
+    y, ty = flat(arrays[needed[1]]), flat(arrays[needed[3]])
+    clients, groups = arrays.get("train_clients"), arrays.get("categorical")
     return Packaged(
         x=x,
         y=y,
         test_x=tx,
         test_y=ty,
-        class_names=classes_of((y, ty), _texts(found.get("class_names")), place=str(path)),
+        class_names=classes_of((y, ty), _texts(arrays.get("class_names")), place=str(path)),
         clients=None if clients is None else numbered(clients),
         categorical=() if groups is None else tuple((int(a), int(b)) for a, b in groups),
     )
@@ -106,7 +106,7 @@ _Array = Declared | np.ndarray
 def check_parts(
     x: _Array, y: _Array, test_x: _Array, test_y: _Array, *, names: Sequence[str], place: str
 ) -> None:
-    """Raises UserError for samples and labels of other shapes and types than `Packaged` has.
+    """Raise UserError for samples and labels of other shapes and types than `Packaged` has.
 
     Args:
         names: What the four are called, IMAGES or FEATURES.
@@ -124,7 +124,7 @@ def check_parts(
 
 
 def _check_more(declared: Mapping[str, Declared], *, samples: Declared, place: str) -> None:
-    """Raises UserError for optional arrays of another shape or type."""
+    """Raise UserError for optional arrays of another shape or type."""
     names, clients, groups = (declared.get(k) for k in _MORE)
     if names is not None and (names.ndim != 1 or names.dtype.kind not in "iuUS"):
         raise UserError(
@@ -185,27 +185,27 @@ def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
 
 
 def with_auxiliary(
-    found: Packaged, *, name: str, size: int | None, rng: np.random.Generator
+    packaged: Packaged, *, name: str, size: int | None, rng: np.random.Generator
 ) -> Dataset:
-    """A packaged data set of whose training part a fifth is made auxiliary: of every class, or, if
-    it has clients, of these, so that public samples are of other clients than private ones."""
-    if found.clients is None:
-        aux, train = carve(found.y, fractions=(0.2,), rng=rng)
+    """Return a packaged data set with a fifth of its training part made auxiliary: of every class,
+    or, with clients, of whole clients: public samples never share a client with private ones."""
+    if packaged.clients is None:
+        aux, train = carve(packaged.y, fractions=(0.2,), rng=rng)
     else:
-        aux, train = carve_clients(found.clients, fractions=(0.2,), rng=rng)
-    x, y, owners = found.x, found.y, found.clients
+        aux, train = carve_clients(packaged.clients, fractions=(0.2,), rng=rng)
+    x, y, owners = packaged.x, packaged.y, packaged.clients
     parts: dict[str, Any] = {
         "name": name,
         "train": (x[train], y[train]),
-        "test": (found.test_x, found.test_y),
+        "test": (packaged.test_x, packaged.test_y),
         "aux": (x[aux], y[aux]),
-        "class_names": found.class_names,
+        "class_names": packaged.class_names,
         "train_clients": None if owners is None else owners[train],
         "aux_clients": None if owners is None else owners[aux],
     }
-    if found.is_image:
+    if packaged.is_image:
         return from_arrays(**parts, size=size)
-    return from_features(**parts, categorical=found.categorical)
+    return from_features(**parts, categorical=packaged.categorical)
 
 
 def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
@@ -237,7 +237,7 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
         )
     check_memory(len(files) * size**2 * (1 if gray else 3), f"images of size {size}")
     images = [
-        np.asarray(ImageOps.fit(_opened(file).convert("L" if gray else "RGB"), (size, size)))
+        np.asarray(ImageOps.fit(_open_image(file).convert("L" if gray else "RGB"), (size, size)))
         for file, _ in files
     ]
     labels = np.array([label for _, label in files])
@@ -245,8 +245,8 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
     return split_by_class(f"folder:{path}", np.stack(images), labels, names, seed=seed)
 
 
-def _opened(file: Path) -> Image:
-    """The image in a file, as `eight_bits` gives it. Raises UserError if it cannot be read."""
+def _open_image(file: Path) -> Image:
+    """Open the image in a file, as `eight_bits` gives it. Raises UserError if it cannot be read."""
     from PIL import Image
 
     if not file.is_file():
@@ -260,8 +260,8 @@ def _opened(file: Path) -> Image:
 
 
 def eight_bits(image: Image) -> Image:
-    """An image of 8 bits per channel as viewers show it: turned as its EXIF orientation says, 16
-    bits rounded to 8, and what is transparent on white.
+    """Return an image of 8 bits per channel as viewers show it: turned as its EXIF orientation
+    says, 16 bits rounded to 8, and transparent pixels on white.
 
     Raises:
         UserError: For an image of floats or of 32 bits, of which nobody says what white is, and

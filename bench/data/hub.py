@@ -86,9 +86,9 @@ def hf(
             raise UserError(f"cannot load {name}: {reason}{hint}") from error
     if test_split is None and "test" in splits:
         test_split = "test"
-    wanted = [train_split] if test_split is None else [train_split, test_split]
-    _check_known("split", name, wanted, list(splits))
-    tables = [splits[s] for s in wanted]
+    names = [train_split] if test_split is None else [train_split, test_split]
+    _check_known("split", name, names, list(splits))
+    tables = [splits[s] for s in names]
     chosen = column or _only_images(tables[0], name)
     _check_known("column", name, filter(None, [client_column]), tables[0].column_names)
     for table in tables:
@@ -100,21 +100,21 @@ def hf(
     rng = numpy_generator(seed, "split", "hf")
     if len(tables) == 1:
         if owners is None:
-            test, rest = carve(y[0], fractions=(0.2,), rng=rng)
+            test, train = carve(y[0], fractions=(0.2,), rng=rng)
         else:
-            test, rest = carve_clients(owners, fractions=(0.2,), rng=rng)
-            owners = owners[rest]
-        x, y = [x[0][rest], x[0][test]], [y[0][rest], y[0][test]]
-    found = Packaged(
+            test, train = carve_clients(owners, fractions=(0.2,), rng=rng)
+            owners = owners[train]
+        x, y = [x[0][train], x[0][test]], [y[0][train], y[0][test]]
+    packaged = Packaged(
         x=x[0], y=y[0], test_x=x[1], test_y=y[1], class_names=class_names, clients=owners
     )
-    return with_auxiliary(found, name=name, size=None, rng=rng)
+    return with_auxiliary(packaged, name=name, size=None, rng=rng)
 
 
 @contextmanager
 def _network(datasets: Any, *, allowed: bool) -> Iterator[None]:
-    """Whether Hugging Face's libraries may use the network inside, and show bars of progress: they
-    read their environment's variables at import, which may have been long ago."""
+    """Set whether Hugging Face's libraries may use the network inside, and show bars of progress:
+    they read their environment's variables at import, which may have been long ago."""
     if allowed:
         yield
         return
@@ -138,10 +138,10 @@ def _network(datasets: Any, *, allowed: bool) -> Iterator[None]:
 def _load(
     datasets: Any, path: Path, config: str | None, revision: str | None, cache: str | None
 ) -> dict[str, Any]:
-    """Tables by the name of their split."""
+    """Load the tables by the name of their split."""
     if path.is_dir() and any((path / n).is_file() for n in ("dataset_dict.json", "state.json")):
-        found = datasets.load_from_disk(str(path))
-        return {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
+        splits = datasets.load_from_disk(str(path))
+        return {"train": splits} if isinstance(splits, datasets.Dataset) else dict(splits)
     if path.is_file():
         if path.suffix not in _READERS:
             raise UserError(
@@ -152,10 +152,10 @@ def _load(
     return dict(datasets.load_dataset(place, config, revision=revision, cache_dir=cache))
 
 
-def _check_known(what: str, name: str, wanted: Iterable[str], known: Sequence[str]) -> None:
-    for one in wanted:
-        if one not in known:
-            raise UserError(did_you_mean(f"{what} of {name}", one, known))
+def _check_known(what: str, name: str, items: Iterable[str], known: Sequence[str]) -> None:
+    for item in items:
+        if item not in known:
+            raise UserError(did_you_mean(f"{what} of {name}", item, known))
 
 
 def _only_images(table: Any, name: str) -> str:
@@ -201,23 +201,23 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
     if size is not None:
         check_side(size)
         check_memory(len(images) * size**2 * 3, f"images of size {size}")
-    found = []
+    pixels = []
     for number, image in enumerate(_each(images, what)):
         try:
             plain = eight_bits(image)
         except Exception as error:  # as in `_each`
             reason = error if isinstance(error, UserError) else in_one_line(error)
             raise UserError(f"image {number} of {what} cannot be read ({reason}).") from error
-        made = plain.convert("L" if gray or plain.mode in ("1", "L") else "RGB")
-        found.append(np.asarray(made if size is None else ImageOps.fit(made, (size, size))))
-    shapes = {x.shape for x in found}
+        copy = plain.convert("L" if gray or plain.mode in ("1", "L") else "RGB")
+        pixels.append(np.asarray(copy if size is None else ImageOps.fit(copy, (size, size))))
+    shapes = {x.shape for x in pixels}
     if len(shapes) > 1:
         raise UserError(
             f"{what} has images of {len(shapes)} shapes, such as "
             f"{' and '.join(str(list(s)) for s in sorted(shapes)[:2])}; give dataset_settings "
             "size = ... (and gray = true for gray ones among coloured ones)."
         )
-    return np.stack(found)
+    return np.stack(pixels)
 
 
 def _each(images: Any, what: str) -> Iterator[Any]:
@@ -237,7 +237,7 @@ def _each(images: Any, what: str) -> Iterator[Any]:
 def _labels(
     tables: Sequence[Any], column: str, name: str
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Labels [N] of each table, and the names of the classes."""
+    """Return labels [N] of each table, and the names of the classes."""
     each = [flat(_array(t, column, f"column {column} of {name}")) for t in tables]
     if all(y.dtype.kind == "U" for y in each):
         texts = np.unique(np.concatenate(each))
@@ -248,8 +248,8 @@ def _labels(
             f"{each[0].dtype} {list(each[0].shape)}."
         )
     names = getattr(tables[0].features[column], "names", None)
-    told = None if names is None else tuple(map(str, names))
-    classes = classes_of(each, told, place=f"column {column} of {name}")
+    class_names = None if names is None else tuple(map(str, names))
+    classes = classes_of(each, class_names, place=f"column {column} of {name}")
     return [y.astype(np.int64) for y in each], classes
 
 

@@ -63,11 +63,11 @@ def femnist(
             raise UserError(f"writers of femnist must lie in [3, {len(known)}], got {writers}.")
         chosen = set(rng.choice(known, size=writers, replace=False))
         first, second = ([s for s in part if s[0] in chosen] for part in (first, second))
-    names, x, y = _joined([*first, *second])
+    names, x, y = _join([*first, *second])
     owners = numbered(names)
     count = sum(len(labels) for _, _, labels in first)
-    apart = second and not {name for name, *_ in first} & {name for name, *_ in second}
-    if apart:
+    disjoint = second and not {name for name, *_ in first} & {name for name, *_ in second}
+    if disjoint:
         test = np.arange(count, len(y))
         aux, train = carve_clients(owners[:count], fractions=(0.2,), rng=rng)
     else:
@@ -88,17 +88,17 @@ def _read(files: Iterable[Path]) -> list[Samples]:
     return [samples for file in sorted(files) for samples in _writers(file)]
 
 
-def _joined(parts: list[Samples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _join(parts: list[Samples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     names = np.repeat([name for name, *_ in parts], [len(y) for _, _, y in parts])
     return names, np.concatenate([x for _, x, _ in parts]), np.concatenate([y for *_, y in parts])
 
 
 def _writers(file: Path) -> Iterator[Samples]:
-    """The samples of each writer in one of LEAF's files."""
+    """Yield the samples of each writer in one of LEAF's files."""
     try:
         check_plain(file, links=True)
-        found = json.loads(file.read_bytes())
-        users, numbers, data = found["users"], found["num_samples"], found["user_data"]
+        content = json.loads(file.read_bytes())
+        users, numbers, data = content["users"], content["num_samples"], content["user_data"]
         if len(set(users)) < len(users) or not all(isinstance(u, str) for u in users):
             raise ValueError("users must be different texts")
         for user, number in zip(users, numbers, strict=True):

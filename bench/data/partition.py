@@ -92,7 +92,7 @@ def dirichlet(
 def shards(
     labels: np.ndarray, *, clients: int, each: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Shares of a few labels.
+    """Deal shares of a few labels.
 
     Samples sorted by label are cut into clients * each shards, of which every client is dealt
     `each`, so that it has hardly more labels than that. Sizes differ by at most `each`.
@@ -109,13 +109,14 @@ def shards(
 def natural(
     owners: np.ndarray | None, *, clients: int, least: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """What each of so many clients of the data's own holds, drawn among those of `enough`."""
-    drawn = rng.choice(enough(owners, clients=clients, least=least), size=clients, replace=False)
-    return [np.flatnonzero(owners == one) for one in drawn]
+    """Return what each of `clients` of the data's own clients holds, drawn among those of
+    `enough`."""
+    chosen = rng.choice(enough(owners, clients=clients, least=least), size=clients, replace=False)
+    return [np.flatnonzero(owners == owner) for owner in chosen]
 
 
 def enough(owners: np.ndarray | None, *, clients: int, least: int) -> np.ndarray:
-    """Those of the data's own clients that hold at least `least` samples.
+    """Return those of the data's own clients that hold at least `least` samples.
 
     Raises:
         UserError: If the data does not say whose its samples are, or there are fewer than

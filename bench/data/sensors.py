@@ -62,15 +62,15 @@ def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _whole(file: Path) -> np.ndarray:
-    """Whole numbers [N] of a text file."""
-    found = _table(file, 1)[:, 0]
-    if not ((found == np.floor(found)) & (np.abs(found) < 1e6)).all():
+    """Read the whole numbers [N] of a text file."""
+    numbers = _table(file, 1)[:, 0]
+    if not ((numbers == np.floor(numbers)) & (np.abs(numbers) < 1e6)).all():
         raise UserError(f"{file} must hold whole numbers below a million, one a line.")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _table(file: Path, columns: int) -> np.ndarray:
-    """Numbers [N, columns] of a text file."""
+    """Read the numbers [N, columns] of a text file."""
     import pandas as pd
 
     if not file.is_file():
@@ -79,12 +79,12 @@ def _table(file: Path, columns: int) -> np.ndarray:
             "the UCI repository."
         )
     try:
-        found = pd.read_csv(file, sep=r"\s+", header=None, dtype=np.float64).to_numpy()
+        values = pd.read_csv(file, sep=r"\s+", header=None, dtype=np.float64).to_numpy()
     except ValueError as error:
         raise UserError(f"{file} is truncated or no table of numbers ({error}).") from error
-    if found.shape[1] != columns or not np.isfinite(found).all():
+    if values.shape[1] != columns or not np.isfinite(values).all():
         raise UserError(
             f"{file} is truncated or of another form: expected rows of {columns} finite number(s), "
-            f"got a table {list(found.shape)}."
+            f"got a table {list(values.shape)}."
         )
-    return found
+    return values

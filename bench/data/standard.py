@@ -40,23 +40,23 @@ def standard(
     train_size: int | None = None,
     test_size: int | None = None,
 ) -> Dataset:
-    """The publisher's or the packaged split; a fifth of its training part is auxiliary.
+    """Load the publisher's or the packaged split; a fifth of its training part is auxiliary.
 
     The auxiliary part has at most 5000 samples.
     """
-    found = _read(name, data_dir, download)
-    x, y = found.x, found.y
+    packaged = _read(name, data_dir, download)
+    x, y = packaged.x, packaged.y
     rng = numpy_generator(seed, "split", name)
     aux_share = min(0.2, 5000 / len(y))
     aux, train = carve(y, fractions=(aux_share,), rng=rng)
     train = _first(train, train_size, "train_size")
-    test = _first(rng.permutation(len(found.test_y)), test_size, "test_size")
+    test = _first(rng.permutation(len(packaged.test_y)), test_size, "test_size")
     return from_arrays(
         name=name,
         train=(x[train], y[train]),
-        test=(found.test_x[test], found.test_y[test]),
+        test=(packaged.test_x[test], packaged.test_y[test]),
         aux=(x[aux], y[aux]),
-        class_names=found.class_names,
+        class_names=packaged.class_names,
         size=size,
     )
 
@@ -71,12 +71,12 @@ def _first(indices: np.ndarray, count: int | None, what: str) -> np.ndarray:
 
 def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
     data_dir = data_folder(name, data_dir)
-    packaged = data_dir / name / f"{name}.npz"
-    if packaged.exists():
-        found = read_npz(packaged)
-        if not found.is_image:
-            raise UserError(f"{packaged} must hold images, the arrays {', '.join(IMAGES)}.")
-        return found
+    file = data_dir / name / f"{name}.npz"
+    if file.exists():
+        packaged = read_npz(file)
+        if not packaged.is_image:
+            raise UserError(f"{file} must hold images, the arrays {', '.join(IMAGES)}.")
+        return packaged
     from torchvision import datasets
 
     by_split = name in BY_SPLIT
@@ -89,7 +89,7 @@ def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
         )
     except RuntimeError as error:
         raise UserError(
-            f"dataset {name} is not in {data_dir} (expected {packaged} or torchvision's files "
+            f"dataset {name} is not in {data_dir} (expected {file} or torchvision's files "
             f"under {root}); add --download to fetch it. ({error})"
         ) from error
     except Exception as error:  # a damaged file makes torchvision's readers raise whatever they hit

@@ -94,7 +94,7 @@ def adult(
     groups, start = [], len(ADULT_NUMERIC)
     if features == "codes":
         coded = {c: pd.Categorical(table[c]).codes for c in _CATEGORIES}
-        found = table[list(ADULT_COLUMNS[:-1])].assign(**coded).to_numpy(dtype=np.float64)
+        columns = table[list(ADULT_COLUMNS[:-1])].assign(**coded).to_numpy(dtype=np.float64)
     else:
         blocks = [table[list(ADULT_NUMERIC)].to_numpy(dtype=np.float64)]
         for column in _CATEGORIES:
@@ -102,5 +102,5 @@ def adult(
             blocks.append(one_hot)
             groups.append((start, start + one_hot.shape[1]))
             start += one_hot.shape[1]
-        found = np.concatenate(blocks, axis=1)
-    return _tabular("adult", found, labels, ("<=50K", ">50K"), tuple(groups), seed)
+        columns = np.concatenate(blocks, axis=1)
+    return _tabular("adult", columns, labels, ("<=50K", ">50K"), tuple(groups), seed)

@@ -20,7 +20,7 @@ from torch import Tensor
 from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
-from bench.harness.cascade import Earlier, apart, of_victims, spare
+from bench.harness.cascade import Earlier, is_separable, of_victims, spare
 from bench.harness.environment import Environment, needed_by, not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
@@ -170,7 +170,7 @@ def run_attack(work: Attacking) -> AttackOutcome:
 def _attack_view(
     work: Attacking, trained: TrainRecord, stem: str, number: int, *, alone: bool
 ) -> AttackRecord | NoResult:
-    """Attack what was seen of clients that did alike, and write the answer.
+    """Attack what was seen of clients that did the same work, and write the answer.
 
     Args:
         stem: What the names of its files begin with.
@@ -186,12 +186,12 @@ def _attack_view(
     for begins in (place.name, PUBLIC):
         check_kept(work.observed, trained, begins)
     everything = load_seen(place, most_bytes=RELEASES_BYTES)
-    seen = _read_by(attack, everything)
+    seen = _restrict(attack, everything)
     reason = attack.applies(seen)
     if reason is not None:
         return not_applicable(reason)
     public = load_public(work.observed, cell.threat.aux)
-    earlier = [_earlier(*one, number) for one in work.earlier]
+    earlier = [_load_earlier(*before, number) for before in work.earlier]
     spared = spare(earlier, everything, defense)
     left, victims = spared.left, len(everything.clients)
     if spared.by and left:
@@ -217,20 +217,20 @@ def _attack_view(
 
     answer = answered(attack, seen, cell.budget) if left else Reconstruction()
     seconds = time.perf_counter() - began
-    asked = context(everything, budget=0)
-    losses = judge().losses(everything, asked, answer) if left else torch.empty(0)
+    ctx = context(everything, budget=0)
+    losses = judge().losses(everything, ctx, answer) if left else torch.empty(0)
     optimises = answer.evaluations > 0 and answer.images is not None
     doubles = defense.is_reference and not attack.is_floor and optimises
     unexplained = None
     if doubles or (work.followed and not spared.by and not attack.is_floor):
-        unexplained = judge().unexplained(everything, asked, answer)
+        unexplained = judge().unexplained(everything, ctx, answer)
     again, doubled = None, None
     if doubles and (unexplained is None or bool((unexplained > RESOLVED).any())):
         began = time.perf_counter()
         # All that depends on the budget is rebuilt, so that nothing else differs.
         anew = plugins.attack(cell.attack, cell.settings)
         loaded = load_seen(place, most_bytes=RELEASES_BYTES)
-        seen_anew = _read_by(anew, of_victims(loaded, left) if spared.by else loaded)
+        seen_anew = _restrict(anew, of_victims(loaded, left) if spared.by else loaded)
         again = answered(anew, seen_anew, 2 * cell.budget)
         doubled = DoubledRun(
             budget=2 * cell.budget,
@@ -243,7 +243,7 @@ def _attack_view(
         first=spared.whole(answer),
         doubled=again,
         unexplained=None if spared.by else unexplained,
-        apart=apart(everything, defense),
+        apart=is_separable(everything, defense),
     ).save(Answer.path(work.artifacts, number))
     notes = [sound_text(str(note)) for note in answer.notes]
     notes += [spared.note] if spared.by else []
@@ -307,8 +307,8 @@ def load_public(observed: Path, count: int | None) -> tuple[Tensor, Tensor]:
     return tensors["x"][:count], tensors["y"][:count]
 
 
-def _earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:
-    """What an attack that went before answered about a view."""
+def _load_earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:
+    """Load an earlier attack's answer about a view."""
     path = Answer.path(artifacts, view)
     check_kept(artifacts, record, path.name)
     answer = Answer.load(path)
@@ -320,8 +320,8 @@ def _earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Ea
     )
 
 
-def _read_by(attack: Attack, seen: Seen) -> Seen:
-    """What was seen, as far as the attack reads it."""
+def _restrict(attack: Attack, seen: Seen) -> Seen:
+    """Return what the attack reads of what was seen."""
     whole = attack.reads == "all" or not seen.earlier
     return seen if whole else replace(seen, earlier=())
 

@@ -56,16 +56,16 @@ class Spared:
         return [v for v in range(self.victims) if v not in self.by]
 
     def whole(self, own: Reconstruction) -> Reconstruction:
-        """The answer about all victims, from the one about those that were attacked."""
+        """Return the answer about all victims, from the one about those that were attacked."""
         return merged({v: e.answer for v, e in self.by.items()}, own)
 
     def judged(self, own: Sequence[float] | None) -> list[float] | None:
-        """Judged losses of all victims; None where one is not known."""
+        """Return the likelihood losses of all victims; None where one is unknown."""
         if own is None or any(e.judged is None for e in self.by.values()):
             return None
-        rest = iter(own)
+        remaining = iter(own)
         of = {v: e.judged[v] for v, e in self.by.items() if e.judged is not None}
-        return [of[v] if v in of else next(rest) for v in range(self.victims)]
+        return [of[v] if v in of else next(remaining) for v in range(self.victims)]
 
     @property
     def note(self) -> str:
@@ -78,29 +78,29 @@ class Spared:
 
 
 def spare(earlier: Sequence[Earlier], seen: Seen, defense: Defense) -> Spared:
-    """Which victims need no further attack: the best answer of each decides. Where messages tell of
-    several victims at once (see `apart`), all are spared or none."""
+    """Return which victims need no further attack: the best answer of each decides. Where messages
+    mix several victims (see `is_separable`), all are spared or none."""
     victims, by = len(seen.clients), dict[int, Earlier]()
     known = [(e, e.unexplained) for e in earlier if e.unexplained is not None]
     for victim in range(victims):
-        best = min(known, key=lambda one: one[1][victim], default=None)
+        best = min(known, key=lambda pair: pair[1][victim], default=None)
         if best is not None and best[1][victim] <= EXPLAINED:
             by[victim] = best[0]
-    if len(by) < victims and not apart(seen, defense):
+    if len(by) < victims and not is_separable(seen, defense):
         by = {}
     return Spared(victims=victims, by=by)
 
 
-def apart(seen: Seen, defense: Defense) -> bool:
-    """Whether each victim's messages can be read without the others': none is mixed with theirs,
-    and no part is hidden that a sum over all of them would show."""
+def is_separable(seen: Seen, defense: Defense) -> bool:
+    """Return whether each victim's messages can be read without the others': none is mixed with
+    theirs, and no part is hidden that a sum over all of them would show."""
     if defense.together > 1:
         return False
     uploads = [
         message
-        for one in seen.releases
-        for message in one.messages
-        if message.sender in one.clients and message.kind in UPLOAD_KINDS
+        for release in seen.releases
+        for message in release.messages
+        if message.sender in release.clients and message.kind in UPLOAD_KINDS
     ]
     hidden = any(message.sealed for message in uploads)
     parts = [part for message in uploads for part in message.parts.values()]
@@ -108,6 +108,6 @@ def apart(seen: Seen, defense: Defense) -> bool:
 
 
 def of_victims(seen: Seen, places: Sequence[int]) -> Seen:
-    """The same view, whose victims are those at the places alone."""
-    one = replace(seen, clients=tuple(seen.clients[v] for v in places))
-    return replace(one, earlier=tuple(of_victims(e, places) for e in seen.earlier))
+    """Return the view of only the victims at some places."""
+    view = replace(seen, clients=tuple(seen.clients[v] for v in places))
+    return replace(view, earlier=tuple(of_victims(e, places) for e in seen.earlier))

@@ -82,33 +82,34 @@ def threat_size(job: AttackJob) -> float:
 
 
 def finished(folder: Path) -> dict[str, Cost | None]:
-    """Cache keys of the finished jobs of a result folder, or of a published one, and their costs.
+    """Return the cache keys of a result folder's finished jobs, or a published one's, and their
+    costs.
 
     A cost is None where the job was not applicable or the record does not hold its inputs.
     """
-    store, found = Store(folder), dict[str, Cost | None]()
+    store, costs = Store(folder), dict[str, Cost | None]()
     trainings = dict[str, TrainJob]()
     for key in store.keys("train"):
         record = store.read("train", key, lenient=True)
         if settled(record):
-            found[key] = None
+            costs[key] = None
         if isinstance(record, TrainRecord) and record.inputs:
             job = trainings[key] = record.inputs
             steps, protocol = record.facts.local_steps, job.protocol
             work = float(max(1, record.rounds_played) * protocol.participants * steps)
-            found[key] = _cost(record, job, record.seconds, work)
+            costs[key] = _cost(record, job, record.seconds, work)
     for key in store.keys("attack"):
         outcome = store.read("attack", key, lenient=True)
         if settled(outcome):
-            found[key] = None
+            costs[key] = None
         if isinstance(outcome, AttackRecord) and outcome.inputs and outcome.train in trainings:
             train = trainings[outcome.train]
             if outcome.inputs.threat in {t.name for t in train.threats}:
                 attack = outcome.inputs.on(train)
                 work = attack.budget * threat_size(attack) if outcome.gradient_evaluations else 0
                 seconds = outcome.seconds + (outcome.doubled.seconds if outcome.doubled else 0.0)
-                found[key] = _cost(outcome, attack, seconds, work)
-    return found
+                costs[key] = _cost(outcome, attack, seconds, work)
+    return costs
 
 
 def _cost(
@@ -142,10 +143,11 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def shipped() -> list[Cost]:
-    """The costs that come with leakbench; `costs.json` says where and how they were measured."""
+    """Return the costs that come with leakbench; `costs.json` says where and how they were
+    measured."""
     data = json.loads((files("bench.harness") / "costs.json").read_text(encoding="utf-8"))
     rows = (row for source in data["sources"] for row in source["costs"])
-    return [Cost(Group(*group), *rest) for group, *rest in rows]
+    return [Cost(Group(*group), *figures) for group, *figures in rows]
 
 
 class Costs:
@@ -174,7 +176,8 @@ class Costs:
         """Kinds of device, cpu or cuda, on which jobs were measured."""
 
     def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
-        """What the whole job takes on a device; None if no job of its stage was measured there."""
+        """Return what the whole job takes on a device; None if no job of its stage was measured
+        there."""
         if isinstance(job, AttackJob):
             work = job.budget * threat_size(job)
         else:

@@ -55,12 +55,12 @@ def registry_for(
 
 
 def needed_by(job: TrainJob | AttackJob) -> frozenset[tuple[PluginKind, str]]:
-    """Kind and name of the plugins that a training or an attack runs."""
+    """Return the kind and name of the plugins that a training or an attack runs."""
     train = job if isinstance(job, TrainJob) else job.train
-    found: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
+    plugins: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
     if isinstance(job, AttackJob):
-        found.add(("attack", job.attack))
-    return frozenset(found)
+        plugins.add(("attack", job.attack))
+    return frozenset(plugins)
 
 
 @lru_cache(maxsize=DATASETS_KEPT)
@@ -99,7 +99,7 @@ def shares_of(job: TrainJob, dataset: Dataset) -> list[np.ndarray]:
 
 
 def dealing_of(job: TrainJob) -> Dealing:
-    """How a training deals samples to its clients."""
+    """Return how a training deals samples to its clients."""
     protocol = job.protocol
     least = needed_samples(job)
     if protocol.local_steps and any(t.recorded for t in job.threats):

@@ -21,18 +21,18 @@ _Job: TypeAlias = tuple[TrainJob | AttackJob, bool]
 
 
 def forecast(
-    made: Plan, keys: Keys, store: Store, folders: Sequence[Path], workers: int
+    plan: Plan, keys: Keys, store: Store, folders: Sequence[Path], workers: int
 ) -> dict[str, Any]:
-    """What a plan would take, as `--json` prints it.
+    """Return what a plan would take, as `--json` prints it.
 
     Estimates prefer the store's own records, then those of `folders`, then the costs that leakbench
     ships. Raises UserError for a folder without records.
     """
-    own, suite = finished(store.folder), made.suite
-    costs = Costs([own.values(), *map(_measured, folders), shipped()], keys.env)
+    own, suite = finished(store.folder), plan.suite
+    costs = Costs([own.values(), *map(_read_costs, folders), shipped()], keys.env)
     kind = keys.env.device.split(":")[0]
     jobs = defaultdict[int, list[_Job]](list)
-    for training, attacks in made.by_training().items():
+    for training, attacks in plan.by_training().items():
         cached = keys.train(training) in own
         mine = jobs[suite.tasks.index(training.task)]
         mine.append((training, cached))
@@ -58,32 +58,32 @@ def forecast(
     }
 
 
-def _measured(folder: Path) -> Iterable[Cost | None]:
-    found = finished(folder)
-    if not found:
+def _read_costs(folder: Path) -> Iterable[Cost | None]:
+    costs = finished(folder)
+    if not costs:
         raise UserError(f"{folder} holds no records: give --costs a result folder.")
-    return found.values()
+    return costs.values()
 
 
 def _total(jobs: Sequence[_Job], costs: Costs, kind: str) -> dict[str, Any]:
-    """Counts of some jobs, and what those take that are not cached, by each measured device.
+    """Count some jobs, and what the uncached ones take on each measured device.
 
     Bytes on disk are those of the plan's `kind` of device, of another one if it was not measured.
     """
     trainings = [(job, cached) for job, cached in jobs if isinstance(job, TrainJob)]
     missing = [job for job, cached in jobs if not cached]
     cached = sum(cached for _, cached in trainings)
-    found = {device: [costs.of(job, device) for job in missing] for device in costs.devices}
-    here = [cost for cost in found.get(kind, ()) if cost]
+    by_device = {device: [costs.of(job, device) for job in missing] for device in costs.devices}
+    here = [cost for cost in by_device.get(kind, ()) if cost]
     return {
         "settings": len({job.setting for job, _ in trainings}),
         "trainings": len(trainings),
         "cached_trainings": cached,
         "cells": len(jobs) - len(trainings),
         "cached_cells": len(jobs) - len(missing) - cached,
-        "hours": {d: sum(c.seconds for c in mine if c) / 3600 for d, mine in found.items()},
-        "bytes": sum(c.n_bytes for c in found.get(kind, found[costs.devices[0]]) if c),
-        "unlike": {d: sum(cost is None for cost in mine) for d, mine in found.items()},
+        "hours": {d: sum(c.seconds for c in mine if c) / 3600 for d, mine in by_device.items()},
+        "bytes": sum(c.n_bytes for c in by_device.get(kind, by_device[costs.devices[0]]) if c),
+        "unlike": {d: sum(cost is None for cost in mine) for d, mine in by_device.items()},
         "peak_host_bytes": max((c.host for c in here if c.host), default=None),
         "peak_device_bytes": max((c.gpu for c in here if c.gpu), default=None),
     }

@@ -45,22 +45,22 @@ class Code:
 
     @cached_property
     def training(self) -> str:
-        """Of all that trains, observes and accounts for privacy in leakbench itself."""
+        """Hash of the code that trains, observes and accounts for privacy in leakbench itself."""
         return _hash(self._sources.reached(TRAINING))
 
     @cached_property
     def attacking(self) -> str:
-        """Of all that attacks an observation and judges the answer in leakbench."""
+        """Hash of the code that attacks an observation and judges the answer in leakbench."""
         judging = self._sources.reached(type(judge()).__module__)
         return _hash({**self._sources.reached(ATTACKING), **judging})
 
     @cached_property
     def scoring(self) -> str:
-        """Of all that scores an answer."""
+        """Hash of the code that scores answers."""
         return _hash(self._sources.reached(SCORING))
 
     def plugin(self, kind: PluginKind, name: str) -> str:
-        """Of a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.
+        """Hash a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.
 
         Raises:
             UserError: If there is no such plugin.
@@ -71,8 +71,8 @@ class Code:
         return self._plugins[kind, name]
 
     def model(self, name: str) -> str:
-        """Of a model that is a file or an entry point, with all that it reaches; "" for others,
-        which the training's code holds or a library's version tells.
+        """Hash a model that is a file or an entry point, with all that it reaches; "" for others:
+        the training's code or a library's version covers them.
 
         Raises:
             UserError: For a file that cannot be loaded.
@@ -87,28 +87,29 @@ class Code:
         return self._models[name]
 
     def package(self, kind: PluginKind, name: str) -> str:
-        """Of a plugin with what it reaches outside leakbench: what must be installed to run it."""
-        found = self._reached(kind, name)
-        return "syntax:" + _hash({m: d for m, d in found.items() if not m.startswith("bench.")})
+        """Hash a plugin with what it reaches outside leakbench: what must be installed to run
+        it."""
+        digests = self._reached(kind, name)
+        return "syntax:" + _hash({m: d for m, d in digests.items() if not m.startswith("bench.")})
 
     def dataset(self, name: str) -> str | None:
-        """Of the loader of a data set of an installed package, with all that it reaches; None for
-        those of leakbench itself, which `training` reaches."""
+        """Hash the loader of a data set of an installed package, with all that it reaches; None for
+        leakbench's own, which `training` reaches."""
         point = None if name in data.LOADERS else data.foreign().get(name)
         if point is None:
             return None
         return _hash(self._foreign(point.module))
 
     def _foreign(self, module: str, folder: Path | None = None) -> dict[str, str]:
-        """What a module that is no plugin reaches. Its package is followed for it alone: that it is
-        installed must not change any other key."""
+        """Hash what a module outside the plugins reaches. Its package is followed only for this
+        module: an installed package must not change any other key."""
         top = module.partition(".")[0]
         return Sources({*self._packages, top}).reached(module, folder=folder)
 
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
-        """Of leakbench and of the plugins (kind, name): what it belongs to -> hash."""
-        found = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
-        return found | {
+        """Return the hashes of leakbench and of the plugins (kind, name), by name."""
+        hashes = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
+        return hashes | {
             "leakbench": _hash(
                 {"train": self.training, "attack": self.attacking, "score": self.scoring}
             )
@@ -167,7 +168,7 @@ class Keys:
 
     @property
     def scoring(self) -> str:
-        """Of the code that scores answers."""
+        """Hash of the code that scores answers."""
         return self._code.scoring
 
     def code(self, plan: Plan) -> dict[str, str]:

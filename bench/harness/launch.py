@@ -37,7 +37,7 @@ def environment(
     plugins: Sequence[Path] = (),
     here: bool = True,
 ) -> Environment:
-    """Where jobs run.
+    """Return where jobs run.
 
     Args:
         device: auto, cpu or cuda.
@@ -92,7 +92,7 @@ def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> S
 
 
 def _check_models(plan: Plan, executor: str, jobs: int | None) -> None:
-    """Raises UserError for a model that the jobs' processes would not have."""
+    """Raise UserError for a model that the jobs' processes would not have."""
     for model in dict.fromkeys(task.model for task in plan.suite.tasks):
         if models.is_handed(model) and (executor != "local" or jobs != 0):
             raise UserError(
@@ -138,7 +138,7 @@ def executor_of(
     cell_cpus: float = 1.0,
     cell_gpus: float | None = None,
 ) -> Executor:
-    """What carries out the jobs.
+    """Return what carries out the jobs.
 
     Args:
         plan: What is run.
@@ -196,7 +196,7 @@ def executor_of(
 
 
 def check_executor(name: str) -> None:
-    """Raises UserError for a name that is none of EXECUTORS."""
+    """Raise UserError for a name outside EXECUTORS."""
     if name not in EXECUTORS:
         raise UserError(f"executor must be {' or '.join(EXECUTORS)}, got '{name}'.")
 

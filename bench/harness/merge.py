@@ -134,19 +134,19 @@ def _joined(parts: Sequence[_Part]) -> Run:
 
 def _both(values: Iterable[str]) -> str:
     """ "cpu" and "cuda": "cpu, cuda"."""
-    return ", ".join(sorted({one for value in values for one in value.split(", ")}))
+    return ", ".join(sorted({name for value in values for name in value.split(", ")}))
 
 
 def _check_alike(a: _Part, b: _Part) -> None:
-    """Raises UserError if two parts are not of one suite and code."""
+    """Raise UserError if two parts are not of one suite and code."""
     mine, theirs = a.run.suite.model_dump(), b.run.suite.model_dump()
     for key in mine:
         if key not in _DIFFERING and mine[key] != theirs[key]:
             texts = [" ".join(json.dumps(s[key]).split()) for s in (mine, theirs)]
-            shown = [t if len(t) <= 60 else f"{t[:57]}..." for t in texts]
+            excerpts = [t if len(t) <= 60 else f"{t[:57]}..." for t in texts]
             raise UserError(
-                f"{a.folder} and {b.folder} are of different suites: {key} is {shown[0]} in one "
-                f"and {shown[1]} in the other."
+                f"{a.folder} and {b.folder} are of different suites: {key} is {excerpts[0]} in one "
+                f"and {excerpts[1]} in the other."
             )
     here, there = (p.run.versions.get("leakbench") for p in (a, b))
     if here != there:
@@ -154,32 +154,32 @@ def _check_alike(a: _Part, b: _Part) -> None:
 
 
 def _code(parts: Sequence[_Part]) -> dict[str, str]:
-    """The hash of all code that some part ran. Raises UserError where two parts ran different code
-    of one name: any two, since not all run every defense."""
-    found: dict[str, tuple[str, Path]] = {}
+    """Return the hash of all code that some part ran. Raises UserError where two parts ran
+    different code of one name: any two, since not all run every defense."""
+    hashes: dict[str, tuple[str, Path]] = {}
     for part in parts:
-        for name, made in part.run.code.items():
-            known, folder = found.setdefault(name, (made, part.folder))
-            if known != made:
+        for name, digest in part.run.code.items():
+            known, folder = hashes.setdefault(name, (digest, part.folder))
+            if known != digest:
                 raise UserError(
                     f"{folder} and {part.folder} were made by different code of {name}."
                 )
-    return {name: found[name][0] for name in sorted(found)}
+    return {name: hashes[name][0] for name in sorted(hashes)}
 
 
 def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
-    """All trainings with all their cells, in the order in which a whole run lists them."""
+    """Return all trainings with all their cells, in a whole run's order."""
     jobs: dict[str, TrainJob] = {}
     cells: dict[str, dict[str, Cell]] = {}
-    made: dict[TrainJob, tuple[str, Path]] = {}
+    keys: dict[TrainJob, tuple[str, Path]] = {}
     for part in parts:
         for training in part.run.trainings:
             key, job = training.key, training.job
-            other, folder = made.setdefault(job, (key, part.folder))
-            if other != key:
+            first_key, folder = keys.setdefault(job, (key, part.folder))
+            if first_key != key:
                 raise UserError(
                     f"{job.name} was made twice, in {folder} and {part.folder}, under different "
-                    f"keys ({other} and {key}): other code, data or device."
+                    f"keys ({first_key} and {key}): other code, data or device."
                 )
             if jobs.setdefault(key, job) != job:
                 raise UserError(f"training {key} has different inputs in {part.folder}.")
@@ -200,18 +200,18 @@ def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
 
 
 def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
-    """Raises UserError if the same cell stands there under another key."""
-    for other in known:
-        if other.job == cell.job and other.key != cell.key:
+    """Raise UserError if the same cell is known under another key."""
+    for twin in known:
+        if twin.job == cell.job and twin.key != cell.key:
             raise UserError(
                 f"{cell.job.train.name} {cell.label} at {cell.checkpoint} was made twice under "
-                f"different keys ({other.key} and, in {folder}, {cell.key}): other code, "
+                f"different keys ({twin.key} and, in {folder}, {cell.key}): other code, "
                 "settings or budget of the attack."
             )
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """What differs between the parts, for whoever reads their figures side by side."""
+    """Return what differs between the parts, for readers who compare their figures."""
     mixed = [f"{k} {v}" for k, v in run.versions.items() if ", " in v]
     notes = []
     if ", " in run.device:
@@ -228,7 +228,7 @@ def _notes(run: Run) -> tuple[str, ...]:
 
 
 def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store) -> None:
-    """Of a training and of every attack on it, the record that stays, and its files.
+    """Copy the records of a training and of every attack on it that stay, with their files.
 
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
@@ -236,33 +236,33 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     read = [(s, s.read("train", training.key)) for s in stores]
     trained = [(s, r) for s, r in read if r is not None]
     kept = [s for s, r in trained if settled(r)]
-    _copy("train", training.key, _settled(trained), target)
+    _copy("train", training.key, _pick(trained), target)
     for cell in training.cells:
         tried = [(s, s.read("attack", cell.key)) for s in kept or stores]
-        found = [(s, a) for s, a in tried if a is not None]
-        _copy("attack", cell.key, _settled(found) if kept else found, target, compare=bool(kept))
+        pairs = [(s, a) for s, a in tried if a is not None]
+        _copy("attack", cell.key, _pick(pairs) if kept else pairs, target, compare=bool(kept))
 
 
-def _settled(found: list[tuple[Store, R]]) -> list[tuple[Store, R]]:
-    """Those that are settled, or all if none is."""
-    return [(s, r) for s, r in found if settled(r)] or found
+def _pick(pairs: list[tuple[Store, R]]) -> list[tuple[Store, R]]:
+    """Return the settled records, or all if none is settled."""
+    return [(s, r) for s, r in pairs if settled(r)] or pairs
 
 
 def _copy(
-    kind: Kind, key: str, found: list[tuple[Store, R]], target: Store, *, compare: bool = True
+    kind: Kind, key: str, pairs: list[tuple[Store, R]], target: Store, *, compare: bool = True
 ) -> None:
-    """Copy the record that stays, one with its files where there is one, and the files that are
-    of it. compare: whether settled ones must have equal figures."""
-    if not found:
+    """Copy the record that stays, one with its files where there is one, and its files. compare:
+    whether settled records must have equal figures."""
+    if not pairs:
         return
-    found = sorted(found, key=lambda f: (not f[0].artifacts(key).is_dir(), canonical(f[1])))
-    first, record = found[0]
+    pairs = sorted(pairs, key=lambda f: (not f[0].artifacts(key).is_dir(), canonical(f[1])))
+    first, record = pairs[0]
     figures = _figures(plain(record))
     same = [first]
-    for store, other in found[1:]:
-        others = _figures(plain(other))
+    for store, twin in pairs[1:]:
+        others = _figures(plain(twin))
         if others == figures:
-            if other.hashes == record.hashes:
+            if twin.hashes == record.hashes:
                 same.append(store)
         elif compare and settled(record):
             name = "training" if kind == "train" else "attack"

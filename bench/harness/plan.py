@@ -35,15 +35,15 @@ class Plan:
                 raise ValueError(f"{cell.name} is planned without what it goes after.")
 
     def by_training(self) -> dict[TrainJob, list[AttackJob]]:
-        """The attacks on every training, none on some."""
-        found: dict[TrainJob, list[AttackJob]] = {job: [] for job in self.trainings}
+        """Return the attacks on every training; some have none."""
+        attacks: dict[TrainJob, list[AttackJob]] = {job: [] for job in self.trainings}
         for cell in self.cells:
-            found[cell.train].append(cell)
-        return found
+            attacks[cell.train].append(cell)
+        return attacks
 
     def part(self, number: int, of: int) -> Plan:
-        """Part `number`, from 1, of so many: every `of`-th training with its attacks, so that parts
-        are alike in cost. Raises UserError for one that does not exist or is empty."""
+        """Return part `number`, from 1, of `of`: every `of`-th training with its attacks, which
+        makes parts cost the same. Raises UserError for a missing or empty part."""
         if not 1 <= number <= of:
             raise UserError(f"shard {number}/{of} does not exist: give i/n with 1 <= i <= n.")
         if number > len(self.trainings):
@@ -71,9 +71,9 @@ ONLY_KEYS = (
 )
 
 
-def _known(suite: Suite, key: str) -> list[str]:
-    """What of a suite a key of ONLY_KEYS may name."""
-    found: dict[str, Iterable[Any]] = {
+def _possible_values(suite: Suite, key: str) -> list[str]:
+    """Return the values that a key of ONLY_KEYS may have in a suite."""
+    values: dict[str, Iterable[Any]] = {
         "dataset": (t.dataset for t in suite.tasks),
         "model": (t.model for t in suite.tasks),
         "protocol": (suite.protocol_of(t).name for t in suite.tasks),
@@ -85,11 +85,11 @@ def _known(suite: Suite, key: str) -> list[str]:
         "task": range(len(suite.tasks)),
         "variant": (s.get("variant", "") for d in suite.defenses for s in grid(d.settings)),
     }
-    return list(dict.fromkeys(map(str, found[key])))
+    return list(dict.fromkeys(map(str, values[key])))
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
-    """All trainings and attacks of a suite, or those that match a filter.
+    """Return all trainings and attacks of a suite, or those that match a filter.
 
     A task that no attack names is trained for its accuracy alone, and not observed.
 
@@ -106,15 +106,15 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
         if key not in ONLY_KEYS:
             raise UserError(did_you_mean("--only key", key, ONLY_KEYS))
 
-    parts = {k: [one.strip() for one in v.split(",")] for k, v in only.items()}
+    parts = {k: [part.strip() for part in v.split(",")] for k, v in only.items()}
     for key, values in parts.items():
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
     for key, value in only.items():
-        known = _known(suite, key)
-        for one in [] if value in known else parts[key]:
-            if one not in known:
-                raise UserError(did_you_mean(key, one, known, where=f"suite {suite.name}"))
+        known = _possible_values(suite, key)
+        for part in [] if value in known else parts[key]:
+            if part not in known:
+                raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
 
     def wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
@@ -166,8 +166,8 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             if mine or not (attacked or only_attacks):
                 trainings[job] = None
                 # What several attacks go after is made once.
-                before = (one for cell in mine for one in (*cell.before(), cell))
-                cells.extend({(one.checkpoint, one.label): one for one in before}.values())
+                before = (part for cell in mine for part in (*cell.before(), cell))
+                cells.extend({(part.checkpoint, part.label): part for part in before}.values())
     if not trainings:
         raise UserError(
             f"--only {', '.join(f'{k}={v}' for k, v in only.items())} leaves nothing of suite "

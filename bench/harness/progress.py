@@ -23,14 +23,14 @@ _SILENCE_S = 60.0
 
 
 def duration(seconds: float) -> str:
-    """40 s, 6 min, 3 h 40 min or 2.1 days."""
+    """Format seconds as 40 s, 6 min, 3 h 40 min or 2.1 days."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
     if seconds >= 48 * 3600:
         return f"{seconds / 86400:,.{1 if seconds < 864000 else 0}f} days"
     minutes = round(seconds / 60)
-    whole, rest = divmod(minutes, 60)
-    return f"{whole} h {rest} min" if whole else f"{rest} min"
+    whole, left = divmod(minutes, 60)
+    return f"{whole} h {left} min" if whole else f"{left} min"
 
 
 def estimated_seconds(plan: Plan, keys: Keys) -> dict[TrainJob | AttackJob, float]:
@@ -80,8 +80,8 @@ class TimeLeft:
 
 @contextmanager
 def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress]:
-    """Progress with time left: a bar on a terminal; elsewhere a line every tenth of the way and
-    every minute."""
+    """Show progress with the time left: a bar on a terminal; elsewhere a line every tenth of the
+    way and every minute."""
     from rich import progress as bars
     from rich.table import Column
 
@@ -114,21 +114,21 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         expand=True,
     )
     total = len(plan.trainings) + len(plan.cells)
-    tenth, said = 0, left.began
+    tenth, printed = 0, left.began
     with view:
         bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
 
         def on_progress(progress: runner.Progress) -> None:
-            nonlocal tenth, said
+            nonlocal tenth, printed
             now = time.monotonic()
             left.take(progress, now)
             view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
             reached = 10 * progress.done // progress.total
-            if not console.is_terminal and (reached > tenth or now - said > _SILENCE_S):
-                tenth, said = reached, now
-                rest = f", {words()}" if words() and progress.done < progress.total else ""
+            if not console.is_terminal and (reached > tenth or now - printed > _SILENCE_S):
+                tenth, printed = reached, now
+                ending = f", {words()}" if words() and progress.done < progress.total else ""
                 console.print(
-                    f"{progress.done} of {progress.total} done, {progress.failed} failed{rest}",
+                    f"{progress.done} of {progress.total} done, {progress.failed} failed{ending}",
                     highlight=False,
                 )
 

@@ -104,7 +104,7 @@ class Report:
 
 
 def check(plan: Plan, registry: Registry, env: Environment) -> None:
-    """Find before any work whatever can be found: names, settings, data, shapes, threats.
+    """Find errors before any work: in names, settings, data, shapes and threats.
 
     Each setting, network and data set is tried once.
 
@@ -114,7 +114,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
     place = plan.suite.name
     problems = Complaints()
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
-    told: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None] | None] = {}
+    data_facts: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None] | None] = {}
     networks: dict[str, models.Network | None] = {}
     defenses: dict[str, Defense | None] = {}
     companies: set[tuple[str, str]] = set()
@@ -125,14 +125,14 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
             with problems.noted():
                 defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
-        if split not in told:
-            told[split] = None
+        if split not in data_facts:
+            data_facts[split] = None
             with problems.noted():
                 dataset = dataset_of(job, env)
                 own = dataset.train_clients
                 owners = None if own is None else own.numpy()
-                told[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
-        known = told[split]
+                data_facts[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
+        known = data_facts[split]
         if known is None:
             continue
         if task not in networks:
@@ -148,13 +148,13 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
                 networks[task] = network
         with problems.noted():
             _check_samples(job, known[0], known[3], place)
-        found, defense = networks[task], defenses[setting]
-        if found is None or defense is None or (task, setting) in companies:
+        built, defense = networks[task], defenses[setting]
+        if built is None or defense is None or (task, setting) in companies:
             continue
         companies.add((task, setting))
         with problems.noted():
             if job.protocol.cuts:
-                Split(network=found, cuts=job.protocol.cuts, labels=job.protocol.labels)
+                Split(network=built, cuts=job.protocol.cuts, labels=job.protocol.labels)
             check_company(job, defense)
     for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
         with problems.noted():
@@ -163,7 +163,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
 
 
 def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place: str) -> None:
-    """Raises UserError for fewer samples, or clients of the data's own, than the clients need.
+    """Raise UserError for fewer samples, or clients of the data's own, than the clients need.
 
     owners: Whose each sample is, None where the data does not say.
     """
@@ -182,7 +182,8 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
 
 
 def label_of(job: TrainJob) -> str:
-    """What errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed 0."""
+    """Return how errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed
+    0."""
     settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
     task = f"{job.protocol.name}/{job.task.dataset}/{job.task.model}"
     return f"{task}/{job.defense}({settings})/seed {job.seed}"
@@ -226,7 +227,7 @@ def run(
     with store.locked():
         store.sweep()
         planned = planned_run(plan, keys, command)
-        with _writing(store):
+        with _report_failed_writes(store):
             write_whole(store.folder / RUN, to_json(planned))
         store.hold(planned)  # what contradicts it is made anew
         going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress, kinds=kinds)
@@ -238,13 +239,13 @@ def run(
                         f"({outcome.record.reason}). What is finished is kept; make room and run "
                         "the same command to go on."
                     )
-                with _writing(store):
+                with _report_failed_writes(store):
                     going.take(outcome)
     return going.report
 
 
 @contextmanager
-def _writing(store: Store) -> Iterator[None]:
+def _report_failed_writes(store: Store) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -291,49 +292,49 @@ class _Run:
         trained = self.store.read("train", key, lenient=True)
         if trained is None or not settled(trained):
             return False
-        found = {c: self._finished(c) for c in self.cells[job]}
-        unscored = {c: r for c, r in found.items() if self._waits(r)}
-        missing = [c for c, r in found.items() if r is None]
+        outcomes = {c: self._stored(c) for c in self.cells[job]}
+        unscored = {c: r for c, r in outcomes.items() if self._is_unscored(r)}
+        missing = [c for c, r in outcomes.items() if r is None]
         if (missing or unscored) and (wrong := self.store.damage(key, trained)):
             self.report.remade.append(wrong)
             return False  # its observations are gone, cut short or changed
-        self.answered.update({c for c, r in found.items() if r is not None})
+        self.answered.update({c for c, r in outcomes.items() if r is not None})
         self.report.cached += 1
         self._advance(job, trained, cached=True)
-        for cell, done in found.items():
+        for cell, done in outcomes.items():
             if cell in unscored:
                 self._add([self._scoring(cell, trained, unscored[cell])])
             elif done is not None:
                 self.report.cached += 1
                 self._advance(cell, done, cached=True)
-        self._add(self._attack(cell, trained) for cell in missing if self._ready(cell))
+        self._add(self._attack(cell, trained) for cell in missing if self._is_ready(cell))
         return True
 
     def _add(self, tasks: Iterable[Task], *, first: bool = False) -> None:
         """Queue the tasks of the kinds that are made, before or after the others."""
-        wanted = [t for t in tasks if t.room.partition(" ")[0] in self.kinds]
+        allowed = [t for t in tasks if t.room.partition(" ")[0] in self.kinds]
         if first:
-            self.queue.extendleft(reversed(wanted))
+            self.queue.extendleft(reversed(allowed))
         else:
-            self.queue.extend(wanted)
+            self.queue.extend(allowed)
 
-    def _finished(self, cell: AttackJob) -> AttackOutcome | None:
-        """The record of an attack that need not be run again, though perhaps scored."""
+    def _stored(self, cell: AttackJob) -> AttackOutcome | None:
+        """Return the record of an attack that need not run again; it may lack scores."""
         key = self.keys.attack(cell)
         record = self.store.read("attack", key, lenient=True, unscored=True)
         kept = self.store.artifacts(key).is_dir()  # who took all of it away meant to
-        if record is None or not settled(record) or (self._waits(record) and not kept):
+        if record is None or not settled(record) or (self._is_unscored(record) and not kept):
             return None
         wrong = self.store.damage(key, record) if kept else None
         self.report.remade += [wrong] if wrong else []
         return None if wrong else record
 
-    def _waits(self, record: AttackOutcome | None) -> bool:
-        """Whether an answer is still to be scored by the present code."""
+    def _is_unscored(self, record: AttackOutcome | None) -> bool:
+        """Return whether an answer is still to be scored by the present code."""
         return isinstance(record, AttackRecord) and record.scoring != self.keys.scoring
 
-    def _ready(self, cell: AttackJob) -> bool:
-        """Whether all attacks that go before it have answered."""
+    def _is_ready(self, cell: AttackJob) -> bool:
+        """Return whether all attacks that go before it have answered."""
         return self.answered.issuperset(cell.after)
 
     def take(self, outcome: Outcome) -> None:
@@ -342,7 +343,7 @@ class _Run:
         if isinstance(job, TrainJob):
             assert not isinstance(record, AttackRecord)
             self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
-            ready = [c for c in self.cells[job] if self._ready(c)]
+            ready = [c for c in self.cells[job] if self._is_ready(c)]
             self._add((self._attack(c, record) for c in ready), first=True)
             self._advance(job, record, cached=False)
             return
@@ -359,7 +360,7 @@ class _Run:
         self.answered.add(job)
         followers = [
             c for c in self.cells[job.train]
-            if job in c.after and c not in self.answered and self._ready(c)
+            if job in c.after and c not in self.answered and self._is_ready(c)
         ]  # fmt: skip
         if isinstance(record, AttackRecord) or followers:
             trained = self.store.read("train", self.keys.train(job.train))
@@ -374,7 +375,7 @@ class _Run:
     def _training(self, job: TrainJob) -> Task:
         key = self.keys.train(job)
         work = Training(job=job, env=self._environment(job), artifacts=self.store.scratch(key))
-        return self._numbered(job, label_of(job), work, key, f"{TRAININGS} {job.defense}")
+        return self._number(job, label_of(job), work, key, f"{TRAININGS} {job.defense}")
 
     def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
         key = self.keys.train(cell.train)
@@ -384,10 +385,10 @@ class _Run:
             trained=trained,
             observed=self.store.artifacts(key),
             artifacts=self.store.scratch(self.keys.attack(cell)),
-            earlier=tuple(self._earlier(cell)),
+            earlier=tuple(self._earlier_answers(cell)),
             followed=cell in self.followed,
         )
-        return self._numbered(cell, cell_label(cell), work, key, f"{ATTACKS} {cell.train.defense}")
+        return self._number(cell, cell_label(cell), work, key, f"{ATTACKS} {cell.train.defense}")
 
     def _scoring(self, cell: AttackJob, trained: TrainOutcome, record: Any) -> Task:
         """The score of an answer."""
@@ -402,23 +403,23 @@ class _Run:
             answers=self.store.artifacts(key),
             artifacts=self.store.scratch(key),
         )
-        return self._numbered(cell, cell_label(cell), work, self.keys.train(cell.train), SCORES)
+        return self._number(cell, cell_label(cell), work, self.keys.train(cell.train), SCORES)
 
     def _environment(self, job: TrainJob | AttackJob) -> Environment:
-        """Where a job runs, with the plugin files that it needs."""
+        """Return where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
-        origins = {usable[one].origin for one in needed_by(job) if one in usable}
+        origins = {usable[plugin].origin for plugin in needed_by(job) if plugin in usable}
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
 
-    def _earlier(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
-        """What the attacks answered that go before it; one that failed answered nothing."""
-        for one in cell.after:
-            key = self.keys.attack(one)
+    def _earlier_answers(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
+        """Yield the answers of the attacks that go before; one that failed answered nothing."""
+        for before in cell.after:
+            key = self.keys.attack(before)
             record = self.store.read("attack", key, lenient=True, unscored=True)
             if isinstance(record, AttackRecord):
-                yield one.label, record, self.store.artifacts(key)
+                yield before.label, record, self.store.artifacts(key)
 
-    def _numbered(
+    def _number(
         self, job: TrainJob | AttackJob, label: str, work: Work, group: str, room: str
     ) -> Task:
         task = Task(id=next(self.numbers), label=label, work=work, group=group, room=room)
@@ -450,7 +451,8 @@ class _Run:
 
 
 def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
-    """What a reader needs to make the results again, and which records belong to the plan."""
+    """Return what a reader needs to make the results again, and which records belong to the
+    plan."""
     trainings = []
     for job, attacks in plan.by_training().items():
         key = keys.train(job)

@@ -55,7 +55,7 @@ class Scoring(Work):
         return replace(self, observed=places[self.observed], answers=places[self.answers])
 
     def __call__(self) -> AttackRecord:
-        """The record with scores and baselines."""
+        """Return the record with scores and baselines."""
         look = self.trained.observations[self.cell.checkpoint][self.cell.threat.name]
         dataset = self.data()
         values, doubled, lowest = [], [], []
@@ -76,9 +76,9 @@ class Scoring(Work):
             lowest.append(floors_of(self.cell, dataset, truth))
             truths.append(truth["x"])
             failed += scores.failed
-        if len(images) == len(truths) and len({one.shape[1:] for one in images}) == 1:
-            found = {"images": torch.cat(images), "truth": torch.cat(truths)}
-            save_tensors(found, self.artifacts / RECONSTRUCTION)
+        if len(images) == len(truths) and len({image.shape[1:] for image in images}) == 1:
+            tensors = {"images": torch.cat(images), "truth": torch.cat(truths)}
+            save_tensors(tensors, self.artifacts / RECONSTRUCTION)
         joined, record = together(values), self.record
         again = together(doubled)
         return replace(
@@ -93,12 +93,13 @@ class Scoring(Work):
 
 def together(scores: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """Figures of several views' victims one after the other, of the metrics that all have."""
-    named = [n for n in scores[0] if all(n in one for one in scores)]
-    return {n: list(chain.from_iterable(one[n] for one in scores)) for n in named}
+    names = [n for n in scores[0] if all(n in figures for figures in scores)]
+    return {n: list(chain.from_iterable(figures[n] for figures in scores)) for n in names}
 
 
 def truth_of(cell: AttackJob, dataset: Dataset, file: Path) -> dict[str, Any]:
-    """What `score` compares an answer with: the truth in a file, and the attacker's public data."""
+    """Return what `score` compares an answer with: the truth in a file, and the attacker's public
+    data."""
     truth = load_truth(file)
     return {
         "x": truth.x,

@@ -16,9 +16,9 @@ Key = tuple[str | int, ...]
 
 
 @lru_cache(maxsize=MOST_RECORDED)
-def _made(observation: tuple[str, ...]) -> dict[Key, Any]:
-    """By key what was made of one view: of the last ones alone, since it takes memory and a worker
-    stays with an observation's attacks."""
+def _cache(observation: tuple[str, ...]) -> dict[Key, Any]:
+    """Return the results of one view by key. Only the latest views are kept, since they take memory
+    and a worker stays with an observation's attacks."""
     return {}
 
 
@@ -37,11 +37,11 @@ class SharedWork:
     stream: tuple[str | int, ...]
 
     def __call__(self, ctx: Context, key: Key, make: Callable[[Context], T]) -> T:
-        made = _made(self.observation)
-        if key not in made:
+        results = _cache(self.observation)
+        if key not in results:
             rng = generator(self.seed, "shared", *self.stream, *key)
             # `shadow` is a `Rehearsals`, which draws from a stream as the attack itself does.
             shadow = replace(ctx.shadow, rng=rng)  # type: ignore[type-var]
-            made[key] = make(replace(ctx, rng=rng, shadow=shadow, budget=0))
-        found: T = made[key]
-        return found
+            results[key] = make(replace(ctx, rng=rng, shadow=shadow, budget=0))
+        value: T = results[key]
+        return value

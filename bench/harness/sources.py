@@ -52,16 +52,16 @@ class Sources:
         self._sources: dict[str, ParsedModule | None] = {}
 
     def reached(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
-        """The root module and all that it reaches: module -> digest, without those that only hand
-        on names. Modules that lie in `folder` are followed as well as those of the packages."""
-        found: dict[str, str] = {}
-        asked: set[Import] = set()
+        """Return the root module and all that it reaches, module -> digest, without modules that
+        only hand on names. Modules in `folder` are followed as well as those of the packages."""
+        digests: dict[str, str] = {}
+        visited: set[Import] = set()
         todo: list[Import] = [(root, None)]
         while todo:
             module, name = ask = todo.pop()
-            if ask in asked or not (module == root or self._followed(module, folder)):
+            if ask in visited or not (module == root or self._follows(module, folder)):
                 continue
-            asked.add(ask)
+            visited.add(ask)
             source = self._source(module)
             if name and self._spec(f"{module}.{name}") is not None:
                 todo.append((f"{module}.{name}", None))
@@ -75,12 +75,12 @@ class Sources:
             if name and name in source.binds:
                 todo.append(source.binds[name])
             if not source.front:
-                found[module] = source.digest
+                digests[module] = source.digest
             if not source.front or name is None or name == "*":
                 todo.extend(source.imports)
-        return found
+        return digests
 
-    def _followed(self, module: str, folder: Path | None) -> bool:
+    def _follows(self, module: str, folder: Path | None) -> bool:
         top = module.partition(".")[0]
         if top in self._packages or folder is None:
             return top in self._packages
@@ -89,7 +89,7 @@ class Sources:
         return any(place and folder in (Path(place), Path(place).parent) for place in places)
 
     def _spec(self, module: str) -> ModuleSpec | None:
-        """Where a module lies, without executing it or its package."""
+        """Return where a module lies, without executing it or its package."""
         if module not in self._specs:
             self._specs[module] = self._find(module)
         return self._specs[module]
@@ -144,7 +144,7 @@ def _read(content: bytes, package: str) -> ParsedModule:
 
 
 def _statements(body: Iterable[Any]) -> Iterator[Any]:
-    """All statements that can be executed, those inside others too."""
+    """Yield all statements that can be executed, nested ones too."""
     for statement in body:
         yield statement
         typing = isinstance(statement, ast.If) and "TYPE_CHECKING" in (
@@ -163,7 +163,7 @@ def _hands_on(statement: ast.stmt) -> bool:
 
 
 def _is_text(node: object) -> bool:
-    """Whether a statement is a docstring, of a module, class, function or variable."""
+    """Return whether a statement is a docstring, of a module, class, function or variable."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

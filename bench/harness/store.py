@@ -173,8 +173,8 @@ class Store:
         }
 
     def keys(self, kind: Kind) -> list[str]:
-        """Of all its records of a kind."""
-        return sorted(key for one, key in self.names if one == kind)
+        """Return the keys of all records of a kind."""
+        return sorted(key for own, key in self.names if own == kind)
 
     @cached_property
     def _archived(self) -> Mapping[tuple[Kind, str], Any]:
@@ -184,18 +184,19 @@ class Store:
         return unpacked(self.folder / ARCHIVE)
 
     def artifacts(self, key: str) -> Path:
-        """Where a job's files lie. Raises UserError if that is a link."""
+        """Return where a job's files lie. Raises UserError if that is a link."""
         return no_link(self.folder, "artifacts", key)
 
     def path(self, kind: Kind, key: str) -> Path:
-        """Where a record lies. Raises UserError if its folder is a link."""
+        """Return where a record lies. Raises UserError if its folder is a link."""
         if kind not in self._checked:
             no_link(self.folder, "records", kind)
             self._checked.add(kind)
         return Path(f"{self.folder}/records/{kind}/{key}.json")  # joining takes 1.6x the time
 
     def scratch(self, key: str) -> Path:
-        """Where the job of that key leaves its files, until `keep` puts them in their place."""
+        """Return where the job of that key leaves its files, until `keep` puts them in their
+        place."""
         return self.folder / "scratch" / key
 
     def sweep(self) -> None:
@@ -241,7 +242,7 @@ class Store:
         write_whole(self.path(kind, key), to_json(replace(record, key=key)))
 
     def damage(self, key: str, record: Record) -> str | None:
-        """What `check_kept` says of all the record's files; None if nothing is wrong."""
+        """Return what `check_kept` says of all the record's files; None if nothing is wrong."""
         try:
             check_kept(self.artifacts(key), record)
         except UserError as error:

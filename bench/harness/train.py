@@ -146,8 +146,8 @@ def _train(work: Training) -> TrainOutcome:
     measured |= {after for c, after in places.items() if c not in ("init", "final")}
 
     def look(played: int) -> None:
-        """Save what is to be observed after so many rounds: at checkpoints all, and for later ones
-        their earlier releases that begin here."""
+        """Save what is to be observed after `played` rounds: at checkpoints everything, and for
+        later checkpoints their earlier releases that begin here."""
         for checkpoint, after in places.items():
             for threat in own if checkpoint != "init" and after > played else ():
                 for number, begins in enumerate(threat.scheduled(after)[:-1]):
@@ -162,7 +162,7 @@ def _train(work: Training) -> TrainOutcome:
     local = LocalWork.of(protocol)
 
     def facts() -> Facts:
-        """What happened so far."""
+        """Return the facts of the training so far."""
         return Facts(
             parameters=max(
                 sum(federation.state[n].numel() for n in federation.held(c))
@@ -211,7 +211,7 @@ def _train(work: Training) -> TrainOutcome:
         client_rounds += len(result.joined)
         for client in result.joined:
             reached.add(client, federation.held(client))
-        diverged = _diverged(federation.state, norm_before, rounds)
+        diverged = _divergence(federation.state, norm_before, rounds)
         if diverged and "not finite" in diverged:
             break
         look(rounds)
@@ -223,15 +223,15 @@ def _train(work: Training) -> TrainOutcome:
         save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
         reason = f"training diverged ({diverged})"
-        lost = Observation(status="not_applicable", reason=reason)
+        missing = Observation(status="not_applicable", reason=reason)
         threats = own if checkpoint != TRAINING else recorder.threats
-        observations[checkpoint] = {t.name: lost for t in threats}
+        observations[checkpoint] = {t.name: missing for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
-    found, happened = utility(), facts()
+    figures, happened = utility(), facts()
     return TrainRecord(
         variant=defense.variant,
-        **found.to_dict() | {"personal_accuracies": tuple(found.personal_accuracies)},
+        **figures.to_dict() | {"personal_accuracies": tuple(figures.personal_accuracies)},
         diverged=diverged,
         rounds_played=rounds,
         bytes_up=up / rounds,
@@ -239,7 +239,7 @@ def _train(work: Training) -> TrainOutcome:
         client_seconds=spent.of_clients / max(1, client_rounds),
         facts=happened,
         ledger=account(defense, happened),
-        audit=_audited(defense, job),
+        audit=_audit(defense, job),
         observations={c: observations[c] for c in job.checkpoints},
         course=tuple(course),
         undeclared=declared.reasons(),
@@ -251,11 +251,11 @@ def _train(work: Training) -> TrainOutcome:
     )
 
 
-def _point(rounds: int, found: Utility, entry: Entry) -> CoursePoint:
+def _point(rounds: int, utility: Utility, entry: Entry) -> CoursePoint:
     return CoursePoint(
         rounds=rounds,
-        correct=found.correct,
-        personal_accuracies=tuple(found.personal_accuracies),
+        correct=utility.correct,
+        personal_accuracies=tuple(utility.personal_accuracies),
         eps_claimed=entry.eps_claimed,
         eps_record=entry.eps_record,
     )
@@ -275,30 +275,30 @@ def _workings(uploaded: Tensor, spent: RoundSeconds, rounds: int) -> Workings:
     )
 
 
-def _audited(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | None:
-    """Summary of the empirical audit of one release; None if the suite asks for none."""
+def _audit(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | None:
+    """Audit one release; None if the suite asks for no audit."""
     if not job.audit:
         return None
     from bench.sandbox.audit import audit
     from bench.sandbox.hooked import PluginFault
 
     try:
-        found = audit(defense, draws=job.audit, seed=job.seed)
+        result = audit(defense, draws=job.audit, seed=job.seed)
     except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
         return AuditFailure(reason=sound_text(str(fault)))
     return AuditSummary(
-        draws=found.draws,
-        confidence=found.confidence,
-        eps_audited=found.eps_audited,
-        eps_at_least=found.eps_at_least,
-        verdict_claim=found.verdict_claim,
-        verdict_proof=found.verdict_proof,
+        draws=result.draws,
+        confidence=result.confidence,
+        eps_audited=result.eps_audited,
+        eps_at_least=result.eps_at_least,
+        verdict_claim=result.verdict_claim,
+        verdict_proof=result.verdict_proof,
     )
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:
-    """Raises UserError if fewer clients take part, or are observed, than the defense needs to
-    act together."""
+    """Raise UserError if fewer clients take part, or are observed, than the defense needs to act
+    together."""
     protocol = job.protocol
     if unmet(defense, cut=bool(protocol.cuts)):
         return  # not applicable, which is no error
@@ -325,7 +325,7 @@ def _norm(state: State) -> float:
     return math.sqrt(sum(float(v.double().square().sum()) for v in state.values()))
 
 
-def _diverged(state: State, before: float, rounds: int) -> str | None:
+def _divergence(state: State, before: float, rounds: int) -> str | None:
     norm = _norm(state)
     if not math.isfinite(norm):
         return f"weights not finite after round {rounds}"
@@ -409,18 +409,18 @@ class Recorder:
         return result
 
     def observations(self) -> dict[str, Observation]:
-        """What became of each threat."""
+        """Return the observation of each threat."""
         why = "; ".join(self.left_out)
-        found = {}
+        observations = {}
         for name, views in self.views.items():
             reason = f"not attacked: {why}" if why else None
             none = "no client took part in a recorded round"
-            found[name] = (
+            observations[name] = (
                 Observation(status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views)
                 if views
                 else Observation(status="not_applicable", reason=reason or none)
             )
-        return found
+        return observations
 
 
 def _release(

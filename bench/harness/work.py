@@ -47,7 +47,7 @@ class Work:
         return ()
 
     def reads(self, name: str) -> bool:
-        """Whether it reads the files of that name in its folders."""
+        """Return whether it reads the files of that name in its folders."""
         return True
 
     def with_folders(self, places: Mapping[Path, Path]) -> Self:

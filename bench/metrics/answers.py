@@ -15,7 +15,7 @@ FIELDS = ("images", "labels", "label_counts", "failed")
 
 
 def checked(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
-    """The answer on the CPU.
+    """Check an answer and return it on the CPU.
 
     Args:
         answer: An attack's answer.
@@ -53,12 +53,13 @@ def _shaped(value: Tensor | None, shape: tuple[int, ...], what: str) -> Tensor |
 
 
 def tensors_of(answer: Reconstruction) -> dict[str, Tensor]:
-    """What of an answer is scored, by name; copies."""
+    """Return copies of an answer's scored tensors, by name."""
     return {n: v.detach().cpu().clone() for n in FIELDS if (v := getattr(answer, n)) is not None}
 
 
 def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Reconstruction:
-    """The answer about all victims: of some a row of another answer, `own` of those between.
+    """Merge answers about all victims: of some victims a row of another answer, of the others
+    `own`.
 
     A field that one of them lacks is None.
 
@@ -70,7 +71,7 @@ def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Recons
         return own
     others = list(answers.values())
     rows = len(next(iter(tensors_of(others[0]).values())))
-    rest = [v for v in range(rows) if v not in answers]
+    remaining = [v for v in range(rows) if v not in answers]
     fields: dict[str, Tensor | None] = {}
     for name in FIELDS:
         values = {v: getattr(a, name) for v, a in answers.items()}
@@ -78,18 +79,18 @@ def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Recons
         if name == "failed":
             none = torch.zeros(rows, dtype=torch.bool)
             values = {v: none if x is None else x for v, x in values.items()}
-            mine = none[rest] if mine is None else mine
-        if any(x is None for x in values.values()) or (rest and mine is None):
+            mine = none[remaining] if mine is None else mine
+        if any(x is None for x in values.values()) or (remaining and mine is None):
             fields[name] = None
             continue
         each = {v: x[v] for v, x in values.items()} | dict(
-            zip(rest, mine if rest else (), strict=True)
+            zip(remaining, mine if remaining else (), strict=True)
         )
         fields[name] = torch.stack([each[v] for v in range(rows)])
     return replace(own, **fields)  # type: ignore[arg-type]
 
 
 def answer_of(tensors: Mapping[str, Tensor]) -> Reconstruction:
-    """The answer of what `tensors_of` gave."""
+    """Return the answer of what `tensors_of` gave."""
     given = {n: tensors[n] for n in FIELDS if n in tensors}
     return Reconstruction(**given)  # type: ignore[arg-type]

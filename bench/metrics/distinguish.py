@@ -58,13 +58,14 @@ class Separation:
 
 
 def cap(draws: int, *, confidence: float) -> float:
-    """Largest epsilon that `separate` can certify: everything told apart in the second half."""
+    """Return the largest epsilon that `separate` can certify: all of the second half is
+    separated."""
     certified, miss = draws - draws // 2, (1 - confidence) / 2
     return max(0.0, math.log(miss) / certified - math.log(-math.expm1(math.log(miss) / certified)))
 
 
 def separate(a: Array, b: Array, *, confidence: float, delta: float = 0.0) -> Separation:
-    """The best event found between outputs a, b [n, F] of two neighbouring inputs.
+    """Return the best event between outputs a, b [n, F] of two neighbouring inputs.
 
     A quarter of the rows fits statistics, a quarter chooses one with a threshold, half certifies.
 
@@ -156,7 +157,7 @@ def _wilson(share: Array, n: int, *, z: float) -> Array:
 
 
 def _statistics(a: Array, b: Array) -> Iterator[tuple[str, Score]]:
-    """Named scores of outputs. Columns that are constant over both samples are left out."""
+    """Yield named scores of outputs. Columns that are constant over both samples are left out."""
     both = np.concatenate([a, b])
     varying = np.flatnonzero(both.min(axis=0) < both.max(axis=0))
     if len(varying) == 0:
@@ -183,12 +184,12 @@ def _statistics(a: Array, b: Array) -> Iterator[tuple[str, Score]]:
     ridge = np.atleast_2d(spread) + 1e-3 * np.eye(len(chosen))
     direction = np.linalg.solve(ridge, gap[chosen])
     yield "Fisher's direction", lambda x: np.asarray(standard(x)[:, chosen] @ direction)
-    yield from _binned(a[:, varying], b[:, varying], varying)
+    yield from _histogram_scores(a[:, varying], b[:, varying], varying)
     yield from _patterns(a[:, varying], b[:, varying], varying)
 
 
-def _binned(a: Array, b: Array, varying: NDArray[np.intp]) -> Iterator[tuple[str, Score]]:
-    """Log likelihood ratios of histograms: of single values, and their sum."""
+def _histogram_scores(a: Array, b: Array, varying: NDArray[np.intp]) -> Iterator[tuple[str, Score]]:
+    """Yield log likelihood ratios of histograms: of single values, and their sum."""
     tables = []
     for j in range(a.shape[1]):
         pooled = np.concatenate([a[:, j], b[:, j]])
@@ -217,20 +218,20 @@ def _column(standard: Score, j: int, x: Array) -> Array:
 
 
 def _likelihood_ratio(tables: list[tuple[float, int, Array, Array]], x: Array) -> Array:
-    found = np.zeros(len(x))
+    total = np.zeros(len(x))
     for _, column, edges, ratio in tables:
-        found += ratio[np.searchsorted(edges, x[:, column])]
-    return found
+        total += ratio[np.searchsorted(edges, x[:, column])]
+    return total
 
 
 def _patterns(a: Array, b: Array, varying: NDArray[np.intp]) -> Iterator[tuple[str, Score]]:
-    """Log likelihood ratio of whole outputs, where they repeat."""
-    found = [Counter(row.tobytes() for row in np.ascontiguousarray(s)) for s in (a, b)]
-    if len(found[0] | found[1]) > len(a):
+    """Yield the log likelihood ratio of whole outputs, where they repeat."""
+    counts = [Counter(row.tobytes() for row in np.ascontiguousarray(s)) for s in (a, b)]
+    if len(counts[0] | counts[1]) > len(a):
         return
 
     def score(x: Array) -> Array:
         rows = (row.tobytes() for row in np.ascontiguousarray(x[:, varying]))
-        return np.array([math.log((found[0][r] + 0.5) / (found[1][r] + 0.5)) for r in rows])
+        return np.array([math.log((counts[0][r] + 0.5) / (counts[1][r] + 0.5)) for r in rows])
 
     yield "frequency of the whole output", score

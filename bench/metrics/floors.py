@@ -85,7 +85,7 @@ def floors(
     granted: bool = False,
     gallery: Gallery | None = None,
 ) -> dict[str, list[float]]:
-    """Per-victim floors: what the best answer that looks at nothing scores, by metric.
+    """Return the per-victim floors: what the best answer without any message scores, by metric.
 
     With the suffix _class_mean it is the best one that is told the true labels.
 
@@ -105,25 +105,25 @@ def floors(
     if aux_clients is not None and dealing is not None and dealing.how == "natural":
         owners = aux_clients.cpu()
     known = _Public(aux_x.cpu(), aux_y.cpu(), owners, tuple(categorical), classes)
-    found = _fitted(known, y.shape[1], dealing)
+    fit = _fit(known, y.shape[1], dealing)
     scores: dict[int, dict[str, Tensor]] = {}
     values = {}
-    for name, answer in found.best.items():
+    for name, answer in fit.best.items():
         if id(answer) not in scores:
             scores[id(answer)] = _scores(answer, x.cpu(), y.cpu(), categorical)
         values[name] = scores[id(answer)][name.removesuffix(FLOOR_SUFFIX)]
         if gallery is not None and name.removesuffix(FLOOR_SUFFIX) == "ssim":
-            shown = _matched(answer, x.cpu(), y.cpu())[0]
+            guess = _match(answer, x.cpu(), y.cpu())[0]
             values[name.replace("ssim", "recognised")] = recognised(
-                shown, x.cpu(), y.cpu(), gallery
+                guess, x.cpu(), y.cpu(), gallery
             )
     truth = counts_of(y.cpu(), classes)
-    for name, counts in found.counts.items():
+    for name, counts in fit.counts.items():
         values[name] = label_values(counts.expand_as(truth), truth)[name]
     if granted:
         values |= {k: values[k + FLOOR_SUFFIX] for k in values if k + FLOOR_SUFFIX in values}
         right = torch.ones(len(y), dtype=torch.float64)
-        values |= dict.fromkeys((*found.counts, "label_accuracy"), right)
+        values |= dict.fromkeys((*fit.counts, "label_accuracy"), right)
     return {k: v.tolist() for k, v in values.items()}
 
 
@@ -153,7 +153,7 @@ class _Public:
 
 
 @lru_cache(maxsize=_KEPT)
-def _fitted(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
+def _fit(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
     rng = numpy_generator(0, "floor", samples)
     labels = torch.from_numpy(_batches_of_labels(public, samples, dealing, LABEL_DRAWS, rng))
     number = max(_BATCHES, -(-_SAMPLES // samples))
@@ -169,8 +169,8 @@ def _fitted(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
     )
     blind = list(_candidates(public, fit, rng))
     by_class = [
-        Blind(x=made, y=torch.arange(public.classes), by_class=True)
-        for made in _representatives(public, fit.flatten(), public.y[fit.flatten()], public.classes)
+        Blind(x=x, y=torch.arange(public.classes), by_class=True)
+        for x in _representatives(public, fit.flatten(), public.y[fit.flatten()], public.classes)
     ]
     counts = _best_counts(counts_of(labels, public.classes), samples)
     likely = torch.repeat_interleave(torch.arange(public.classes), counts["irec"])
@@ -183,7 +183,7 @@ def _fitted(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
 
 
 def _best(blind: Sequence[Blind], public: _Public, batches: Tensor) -> dict[str, Blind]:
-    """The answer of the best mean score on batches of public samples [D, K], by metric."""
+    """Return the answer of the best mean score on batches of public samples [D, K], by metric."""
     x, y = public.x[batches], public.y[batches]
     means = [
         {k: float(v.mean()) for k, v in _scores(b, x, y, public.categorical).items()} for b in blind
@@ -197,15 +197,16 @@ def _best(blind: Sequence[Blind], public: _Public, batches: Tensor) -> dict[str,
 def _scores(
     answer: Blind, x: Tensor, y: Tensor, categorical: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """Every metric of samples for victims x [V, K, ...], y [V, K]: float64 [V]."""
-    shown, order = _matched(answer, x, y)
-    values = image_values(shown, x, categorical)
+    """Return every metric of samples for victims x [V, K, ...], y [V, K]: float64 [V]."""
+    guess, order = _match(answer, x, y)
+    values = image_values(guess, x, categorical)
     right = y if answer.by_class else answer.y.expand_as(y).gather(1, order)
     return values | {"label_accuracy": (right == y).double().mean(dim=1)}
 
 
-def _matched(answer: Blind, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """An answer's samples in the order of the victims' [V, K, ...], and that order [V, K]."""
+def _match(answer: Blind, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an answer's samples in the order of the victims' [V, K, ...], and that order [V,
+    K]."""
     guess = answer.answers(y)
     order = one_to_one(guess, x)
     return guess[torch.arange(len(x))[:, None], order], order
@@ -221,23 +222,23 @@ def _batches_of_labels(
     number: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Labels [number, samples] of batches, each of one client."""
+    """Draw labels [number, samples] of batches, each of one client."""
     known = public.y.numpy()
     if public.owners is not None and dealing is not None:
-        return _of_own_clients(known, public.owners.numpy(), samples, dealing.least, number, rng)
+        return _client_batches(known, public.owners.numpy(), samples, dealing.least, number, rng)
     if dealing is None or dealing.how == "natural":
         return rng.choice(known, size=(number, samples))
     size = max(2000, 20 * dealing.clients * max(samples, dealing.least))
-    found: list[np.ndarray] = []
-    while len(found) < number:
+    batches: list[np.ndarray] = []
+    while len(batches) < number:
         labels = rng.choice(known, size=size)
         shares = [s for s in dealing.deal(labels, rng) if len(s) >= samples]
-        found += [labels[rng.choice(s, size=samples, replace=False)] for s in shares]
+        batches += [labels[rng.choice(s, size=samples, replace=False)] for s in shares]
         size *= 1 if shares else 2
-    return np.stack(found[:number])
+    return np.stack(batches[:number])
 
 
-def _of_own_clients(
+def _client_batches(
     labels: np.ndarray,
     owners: np.ndarray,
     samples: int,
@@ -245,36 +246,36 @@ def _of_own_clients(
     number: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Batches of the public clients that hold `least` samples, of all if none does; one that has
-    fewer than a batch shows some of them again."""
-    shares = [np.flatnonzero(owners == one) for one in np.unique(owners)]
+    """Draw batches of the public clients that hold `least` samples, of all if none does; a client
+    with fewer than a batch repeats some."""
+    shares = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
     shares = [s for s in shares if len(s) >= least] or shares
-    drawn = [shares[i] for i in rng.integers(len(shares), size=number)]
-    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in drawn])
+    chosen = [shares[i] for i in rng.integers(len(shares), size=number)]
+    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in chosen])
 
 
 # --- answers that are tried --------------------------------------------------------------------
 
 
 def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> Iterator[Blind]:
-    """Answers fitted to batches of public samples [D, K]."""
+    """Yield answers fitted to batches of public samples [D, K]."""
     samples = batches.shape[1]
     flat = batches.flatten()
     commonest = _commonest(public.y[flat], torch.zeros_like(flat), 1).expand(samples)
-    for made in _representatives(public, flat, torch.zeros_like(flat), 1):
-        yield Blind(x=made.expand(samples, *made.shape[1:]), y=commonest)
+    for x in _representatives(public, flat, torch.zeros_like(flat), 1):
+        yield Blind(x=x.expand(samples, *x.shape[1:]), y=commonest)
     if samples > 1:
         slots = _matched_slots(public, batches)
         labels = _commonest(public.y[flat], slots, samples)
-        for made in _representatives(public, flat, slots, samples):
-            yield Blind(x=made, y=labels)
+        for x in _representatives(public, flat, slots, samples):
+            yield Blind(x=x, y=labels)
     tried = rng.permutation(len(batches))[: _SETS if samples > 1 else _SINGLES]
     for batch in batches[torch.from_numpy(tried)]:
         yield Blind(x=public.x[batch], y=public.y[batch])
 
 
 def _matched_slots(public: _Public, batches: Tensor) -> Tensor:
-    """Which of K places each sample of batches [D, K] is matched with, int64 [D * K], where every
+    """Return which of K places each sample of batches [D, K] is matched with, int64 [D * K]. Every
     place holds the mean of its samples: Lloyd's algorithm with one sample of a batch per place."""
     samples = batches.shape[1]
     x = public.x[batches]
@@ -327,14 +328,14 @@ def _best_psnr(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
 def _typical(
     x: Tensor, slots: Tensor, mean: Tensor, categorical: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """The means with the commonest value of every attribute."""
-    found = mean.clone()
+    """Return the means with the commonest value of every attribute."""
+    typical = mean.clone()
     for first, last in categorical:
         value = x[:, first:last].argmax(dim=1)
         for slot, most in enumerate(_commonest(value, slots, len(mean)).tolist()):
             owner = (value == most).nonzero()[0, 0]
-            found[slot, first:last] = x[owner, first:last]
-    return found
+            typical[slot, first:last] = x[owner, first:last]
+    return typical
 
 
 def _commonest(values: Tensor, slots: Tensor, count: int) -> Tensor:
@@ -349,7 +350,7 @@ def _commonest(values: Tensor, slots: Tensor, count: int) -> Tensor:
 
 
 def _best_counts(truth: Tensor, samples: int) -> dict[str, Tensor]:
-    """The constant counts [C] of the largest mean of each metric over true counts [D, C].
+    """Return the constant counts [C] of the largest mean of each metric over true counts [D, C].
 
     LnAcc and LeAcc are sums over classes, so each class has its commonest count, and is present
     where it mostly is. Recall gains P(count >= j) from the j-th guess of a class, which falls with

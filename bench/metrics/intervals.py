@@ -18,7 +18,7 @@ their own spread badly."""
 ANYWHERE = (-math.inf, math.inf)
 _ROUNDING = 1e-9
 _NODES = 96
-"""Of the quadrature in `_below`; more change no end of an interval by 1e-6."""
+"""Of the quadrature in `_mean_cdf`; more change no end of an interval by 1e-6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def interval_of(
         return Interval(mean=mean, lo=math.nan, hi=math.nan)
     lo, hi = mean, mean
     if len(kept) > 1:
-        lo, hi = _over_seeds([float(g.sum()) for g in kept], [len(g) for g in kept])
+        lo, hi = _t_interval([float(g.sum()) for g in kept], [len(g) for g in kept])
     if all(map(math.isfinite, within)):
         ends = bounded_mean(values, within)
         lo, hi = min(lo, ends[0]), max(hi, ends[1])
@@ -94,13 +94,13 @@ def interval_of(
 def accuracy_interval(groups: Sequence[np.ndarray]) -> Interval | None:
     """Return the mean of accuracies of several networks with Student's interval, in [0, 1]: each is
     a mean over many test samples already. groups: as of `interval_of`."""
-    found = interval_of(groups)
-    return found and Interval(mean=found.mean, lo=max(0.0, found.lo), hi=min(1.0, found.hi))
+    raw = interval_of(groups)
+    return raw and Interval(mean=raw.mean, lo=max(0.0, raw.lo), hi=min(1.0, raw.hi))
 
 
 def share_interval(correct: Sequence[int], totals: Sequence[int]) -> Interval | None:
-    """Pooled share of successes of every seed, or None without a seed: Student's t over seeds, or
-    with one seed Wilson's interval over its test samples."""
+    """Return the pooled share of successes of every seed, or None without a seed: Student's t over
+    seeds, or with one seed Wilson's interval over its test samples."""
     if not totals:
         return None
     total = sum(totals)
@@ -108,7 +108,7 @@ def share_interval(correct: Sequence[int], totals: Sequence[int]) -> Interval | 
     if len(totals) == 1:
         lo, hi = wilson(mean, total)
     else:
-        lo, hi = _over_seeds(correct, totals)
+        lo, hi = _t_interval(correct, totals)
     return Interval(mean=mean, lo=max(0.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
 
 
@@ -127,19 +127,19 @@ def drop_interval(before: Sequence[float], after: Sequence[float], samples: int)
     drops = np.array(before) - np.array(after)
     mean = float(drops.mean())
     if len(drops) > 1:
-        lo, hi = _over_seeds(drops.tolist(), [1] * len(drops))
+        lo, hi = _t_interval(drops.tolist(), [1] * len(drops))
     elif mean == 0:
         lo, hi = 0.0, 0.0
     else:
-        (one,), (two,) = before, after
-        (l1, u1), (l2, u2) = wilson(one, samples), wilson(two, samples)
-        lo = mean - math.hypot(one - l1, u2 - two)
-        hi = mean + math.hypot(u1 - one, two - l2)
+        (first,), (second,) = before, after
+        (l1, u1), (l2, u2) = wilson(first, samples), wilson(second, samples)
+        lo = mean - math.hypot(first - l1, u2 - second)
+        hi = mean + math.hypot(u1 - first, second - l2)
     return Interval(mean=mean, lo=max(-1.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
 
 
 def wilson(share: float, total: int) -> tuple[float, float]:
-    """Ends of Wilson's interval of a share of `total` samples."""
+    """Return the ends of Wilson's interval of a share of `total` samples."""
     square = _quantile(math.inf) ** 2 / total
     middle = (share + square / 2) / (1 + square)
     half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
@@ -147,33 +147,34 @@ def wilson(share: float, total: int) -> tuple[float, float]:
 
 
 def bounded_mean(values: np.ndarray, within: tuple[float, float]) -> tuple[float, float]:
-    """Ends of Gaffke's interval for the mean of independent values in a range.
+    """Return the ends of Gaffke's interval for the mean of independent values in a range.
 
     The upper end is a quantile of the mean of the values and the range's largest, weighed by a
     flat Dirichlet distribution; the lower end likewise. Values outside the range widen it.
     """
     low, high = min(within[0], float(values.min())), max(within[1], float(values.max()))
-    found = np.sort((values - low) / (high - low))
-    upper = _upper_end(tuple(found.tolist()))
-    lower = 1 - _upper_end(tuple((1 - found[::-1]).tolist()))
+    scaled = np.sort((values - low) / (high - low))
+    upper = _upper_end(tuple(scaled.tolist()))
+    lower = 1 - _upper_end(tuple((1 - scaled[::-1]).tolist()))
     return low + (high - low) * lower, low + (high - low) * upper
 
 
 @lru_cache(maxsize=4096)
 def _upper_end(values: tuple[float, ...]) -> float:
-    """Where a flat Dirichlet mean of the values in [0, 1] and 1 is below with 97.5 %."""
+    """Return the point below which a flat Dirichlet mean of the values in [0, 1] and 1 is with 97.5
+    %."""
     from scipy.optimize import brentq
 
     points = np.array([*values, 1.0])
     if points.min() == 1.0:
         return 1.0
     least, confidence = float(points.mean()), (1 + LEVEL) / 2
-    if _below(points, 1 - 1e-9) <= confidence:
+    if _mean_cdf(points, 1 - 1e-9) <= confidence:
         return 1.0
-    return float(brentq(lambda t: _below(points, t) - confidence, least, 1 - 1e-9, xtol=1e-6))
+    return float(brentq(lambda t: _mean_cdf(points, t) - confidence, least, 1 - 1e-9, xtol=1e-6))
 
 
-def _below(points: np.ndarray, t: float) -> float:
+def _mean_cdf(points: np.ndarray, t: float) -> float:
     """P(sum w_i x_i <= t) for flat Dirichlet weights w: that of sum (x_i - t) G_i <= 0 for
     exponential G_i, by inversion of the characteristic function (Imhof 1961)."""
     gaps = points - t
@@ -194,8 +195,9 @@ def _nodes() -> tuple[np.ndarray, np.ndarray]:
     return (x + 1) * math.pi / 4, weight * math.pi / 4
 
 
-def _over_seeds(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
-    """Ends of Student's interval around the pooled mean, from each seed's sum and size."""
+def _t_interval(sums: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
+    """Return the ends of Student's interval around the pooled mean, from each seed's sum and
+    size."""
     seeds, total = len(sums), sum(sizes)
     mean = sum(sums) / total
     gaps = np.array(sums) - np.array(sizes) * mean

@@ -41,7 +41,7 @@ def range_of(metric: str) -> tuple[float, float]:
 
 
 def leak(score: float, floor: float, metric: str) -> float:
-    """Which part of the way from its floor to a perfect copy a score is: (score - floor) /
-    (perfect - floor), at least 0. It is 0 where the floor itself is perfect."""
+    """Return the part of the way from its floor to a perfect copy that a score has covered: (score
+    - floor) / (perfect - floor), at least 0. It is 0 where the floor itself is perfect."""
     way = PERFECT.get(metric, 1.0) - floor
     return max(0.0, (score - floor) / way) if way else 0.0

@@ -39,11 +39,11 @@ class Difference:
         return self.adjusted <= ALPHA
 
     def reversed(self) -> Difference:
-        """The same with the two rows exchanged."""
-        found = self.interval
+        """Exchange the two rows."""
+        interval = self.interval
         return replace(
             self,
-            interval=Interval(mean=-found.mean, lo=-found.hi, hi=-found.lo),
+            interval=Interval(mean=-interval.mean, lo=-interval.hi, hi=-interval.lo),
             seed_means=tuple(-mean for mean in self.seed_means),
         )
 
@@ -82,7 +82,7 @@ def differences(
         if place == reference or not seeds:
             continue
         means = np.array([row[s].mean() - base[s].mean() for s in seeds])
-        within = float(np.mean([_within(row[s], base[s], same) for s in seeds]))
+        within = float(np.mean([_victim_variance(row[s], base[s], same) for s in seeds]))
         sizes = tuple(len(row[s]) for s in seeds)
         interval, p = _test(means, within, sum(sizes) - len(seeds), pooled, freedom)
         n, others = sum(sizes), sum(len(base[s]) for s in seeds)
@@ -114,7 +114,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _same_victims(row: Outcomes, base: Outcomes) -> bool:
-    """Whether two rows have as many victims in the same seeds."""
+    """Return whether two rows have as many victims in the same seeds."""
     return {s: len(v) for s, v in row.items()} == {s: len(v) for s, v in base.items()}
 
 
@@ -146,8 +146,8 @@ def _deviations(figures: np.ndarray) -> float:
     return float((left**2).sum())
 
 
-def _within(row: np.ndarray, base: np.ndarray, paired: bool) -> float:
-    """Variance of the mean difference over the victims of one seed."""
+def _victim_variance(row: np.ndarray, base: np.ndarray, paired: bool) -> float:
+    """Return the variance of the mean difference over the victims of one seed."""
     if paired and len(row) == len(base):
         return _variance_of_mean(row - base)
     return _variance_of_mean(row) + _variance_of_mean(base)

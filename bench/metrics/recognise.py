@@ -39,9 +39,9 @@ class Gallery:
         order = numpy_generator(0, "gallery", label).permutation(len(labels))
         mine = labels[order] == label
         same = order[mine][: (OTHERS + 1) // 2]
-        other = order[~mine][: OTHERS + 1 - len(same)]
-        chosen = torch.from_numpy(np.sort(np.concatenate([same, other])))
-        return _standardised(self.x[chosen].cpu())
+        different = order[~mine][: OTHERS + 1 - len(same)]
+        chosen = torch.from_numpy(np.sort(np.concatenate([same, different])))
+        return _standardise(self.x[chosen].cpu())
 
 
 def recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
@@ -60,14 +60,14 @@ def recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
     Returns:
         float64 [V], from 0 to 1.
     """
-    made, true = (_standardised(t.cpu().flatten(0, 1)) for t in (guess, x))
+    guessed, true = (_standardise(t.cpu().flatten(0, 1)) for t in (guess, x))
     labels = y.cpu().flatten()
-    own = (made - true).square().sum(dim=1)
-    hits = torch.zeros(len(made), dtype=torch.float64)
+    own = (guessed - true).square().sum(dim=1)
+    hits = torch.zeros(len(guessed), dtype=torch.float64)
     for label in labels.unique().tolist():
         of = (labels == label).nonzero()[:, 0]
         others = gallery.of(int(label))
-        far = torch.cdist(made[of], others).square()
+        far = torch.cdist(guessed[of], others).square()
         # Relative to D, the squared length of a standardised image: cdist rounds.
         far[torch.cdist(true[of], others).square() < _SAME * true.shape[1]] = torch.inf
         hits[of] = (own[of] < far.min(dim=1).values - 1e-9).double()
@@ -96,8 +96,8 @@ def exact_matches(guess: Tensor, x: Tensor, categorical: tuple[tuple[int, int], 
     return right.double().mean(dim=1)
 
 
-def _standardised(images: Tensor) -> Tensor:
-    """Images [N, ...] as float64 [N, D] of mean 0 and variance 1; those of one value are 0."""
+def _standardise(images: Tensor) -> Tensor:
+    """Return images [N, ...] as float64 [N, D] of mean 0 and variance 1; constant ones are 0."""
     flat = images.double().flatten(1)
     flat = flat - flat.mean(dim=1, keepdim=True)
     return flat / flat.std(dim=1, unbiased=False, keepdim=True).clamp_min(1e-12)

@@ -108,18 +108,18 @@ def image_values(
 
 def of_anyone(guess: Tensor, x: Tensor) -> dict[str, list[float]]:
     """Return `ssim_anyone` of images or `mse_anyone` of records [V, K, ...]: the answers of all
-    clients matched one to one with the samples of all of them. It is what sums over clients show
-    without telling whose each is. Empty for other samples and for more than MOST_MATCHED."""
+    clients matched one to one with the samples of all of them. Sums over clients show that without
+    the client of each sample. Empty for other samples and for more than MOST_MATCHED."""
     victims, samples = x.shape[:2]
     if x.ndim not in (3, 5) or victims * samples > MOST_MATCHED:
         return {}
     all_, truth = guess.flatten(0, 1), x.flatten(0, 1)
     order = one_to_one(all_[None], truth[None])[0]
     if x.ndim == 5:
-        name, found = "ssim_anyone", images.ssim(all_[order], truth)
+        name, figures = "ssim_anyone", images.ssim(all_[order], truth)
     else:
-        name, found = "mse_anyone", images.mse(all_[order], truth, sample_dims=1)
-    return {name: found.view(victims, samples).mean(dim=1).tolist()}
+        name, figures = "mse_anyone", images.mse(all_[order], truth, sample_dims=1)
+    return {name: figures.view(victims, samples).mean(dim=1).tolist()}
 
 
 def label_values(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:

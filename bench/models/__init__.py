@@ -107,10 +107,10 @@ def build(
 
 
 def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
-    """Both for each channel; one number stands for all channels."""
+    """Return mean and std for each channel; one number applies to all channels."""
     if mean is None and std is None:
         return None
-    found = []
+    pair = []
     for what, value, least in (("mean", mean, -inf), ("std", std, 0.0)):
         each = value if isinstance(value, list | tuple) else [value] * channels
         numbers = all(isinstance(v, int | float) and least < v < inf for v in each)
@@ -119,8 +119,8 @@ def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
                 f"mean and std of model {name} must be given together, each a number (std > 0) "
                 f"or one for each of {channels} channels; got {what}={value!r}."
             )
-        found.append(tuple(float(v) for v in each))
-    return found[0], found[1]
+        pair.append(tuple(float(v) for v in each))
+    return pair[0], pair[1]
 
 
 __all__ = [

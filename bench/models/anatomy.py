@@ -87,7 +87,7 @@ class _Node:
     parameters: set[str] = field(default_factory=set)
 
     def is_still(self, value: Any) -> bool:
-        """Whether a value is the copy, unchanged."""
+        """Return whether a value is the copy, unchanged."""
         return value is self.copy and value._version == self.version
 
 
@@ -243,9 +243,9 @@ def _explain(module: nn.Module, x: Tensor, played: _Pass, what: str) -> None:
     for number, node in enumerate(played.nodes):
         if node.uses & reached:
             reached.add(number)
-        for other in node.uses - reached:  # made of parameters alone
-            node.parameters |= played.nodes[other].parameters
-            node.uses = (node.uses - {other}) | played.nodes[other].uses
+        for source in node.uses - reached:  # made of parameters alone
+            node.parameters |= played.nodes[source].parameters
+            node.uses = (node.uses - {source}) | played.nodes[source].uses
     if end not in reached:
         raise UserError(
             f"{what} passes no gradient from its samples to its logits (token ids, rounding, a "
@@ -281,19 +281,19 @@ def _head(module: nn.Module, played: _Pass, what: str) -> str:
 
 
 def _is_linear(part: nn.Module, node: _Node) -> bool:
-    """Whether a submodule maps [B, F] linearly, with or without a bias."""
+    """Return whether a submodule maps [B, F] linearly, with or without a bias."""
     given = node.given
     if given is None or given.ndim != 2 or any(isinstance(m, _BatchNorm) for m in part.modules()):
         return False
     with torch.no_grad():
         if isinstance(part, nn.Linear):
             return _same(linear(given, part.weight, part.bias), node.output)
-        one, other = given, given.flip(0) + 1.0
-        return _same(part(one) + part(other), part(one + other) + part(torch.zeros_like(one)))
+        x, y = given, given.flip(0) + 1.0
+        return _same(part(x) + part(y), part(x + y) + part(torch.zeros_like(x)))
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE))
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE))
 
 
 def _places(played: _Pass, head: str, classes: int) -> list[tuple[Place, int]]:

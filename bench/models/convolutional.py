@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bench.models.network import Shape, Stages, StaticBatchNorm, chain, image_sides, positive
 
 
-def _halved(inputs: int, outputs: int, **norm: nn.Module) -> nn.Module:
+def _halving_block(inputs: int, outputs: int, **norm: nn.Module) -> nn.Module:
     """A 3x3 convolution whose output, normalised if asked for, is pooled to half the sides."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1)
     return chain(conv=conv, **norm, relu=nn.ReLU(), pool=nn.MaxPool2d(2))
@@ -46,8 +46,8 @@ def cnn_selective_shield(*, shape: Shape, classes: int, width: int = 32) -> Stag
     positive("cnn_selective_shield", width=width)
     flat = 2 * width * (shape[1] // 4) * (shape[2] // 4)
     return OrderedDict(
-        block1=_halved(channels, width, norm=StaticBatchNorm(width)),
-        block2=_halved(width, 2 * width, norm=StaticBatchNorm(2 * width)),
+        block1=_halving_block(channels, width, norm=StaticBatchNorm(width)),
+        block2=_halving_block(width, 2 * width, norm=StaticBatchNorm(2 * width)),
         flatten=nn.Flatten(),
         hidden=chain(linear=nn.Linear(flat, 8 * width), relu=nn.ReLU()),
         head=nn.Identity(),
@@ -63,8 +63,8 @@ def cnn_spm(*, shape: Shape, classes: int) -> Stages:
     channels = image_sides("cnn_spm", shape, multiple=4)[0]
     width = 128 * (shape[1] // 4) * (shape[2] // 4)
     return OrderedDict(
-        block1=_halved(channels, 64),
-        block2=_halved(64, 128),
+        block1=_halving_block(channels, 64),
+        block2=_halving_block(64, 128),
         flatten=nn.Flatten(),
         hidden1=chain(linear=nn.Linear(width, 384), relu=nn.ReLU()),
         hidden2=chain(linear=nn.Linear(384, 192), relu=nn.ReLU()),

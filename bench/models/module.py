@@ -79,13 +79,13 @@ class ModuleNetwork(Network):
         with _plain_arithmetic(), torch.random.fork_rng(devices=[]):
             x = torch.rand(SAMPLES, *shape, generator=torch.Generator().manual_seed(0))
             self._modes = _training_modes(
-                module, self._scaled(x), what, without_dropout=without_dropout
+                module, self._scale_input(x), what, without_dropout=without_dropout
             )
             norms = _static_norms(module, self._modes)
             _enter(module, {n: mode and n not in norms for n, mode in self._modes.items()})
-            self.anatomy = dissect(module, self._scaled(x), classes, norms=norms, what=what)
+            self.anatomy = dissect(module, self._scale_input(x), classes, norms=norms, what=what)
             _enter(module, {})
-            _check_columns(module, self._scaled(x), what)
+            _check_columns(module, self._scale_input(x), what)
         trained = set(self.anatomy.parameters.values())
         moved = {
             f"{norm}.{statistic}"
@@ -133,14 +133,14 @@ class ModuleNetwork(Network):
         return module
 
     def check(self) -> None:
-        """Raises UserError for a module of which clients' gradients cannot be taken together, or
-        no derivative of them, or that gives others than when it runs by itself."""
+        """Raise UserError for a module whose clients' gradients cannot be taken together, have no
+        derivative, or differ from those of the module run by itself."""
         x = torch.rand(2, 2, *self.shape, generator=torch.Generator().manual_seed(0))
         y = torch.arange(4).view(2, 2) % self.classes
         module = self._fresh(0, self.shape)
         _enter(module, self._modes)
         try:
-            far = self._compared(module, x, y)
+            far = self._compare(module, x, y)
         except Exception as error:  # whatever torch says of a foreign module's operations
             raise UserError(
                 f"model {self.name} has an operation that cannot be differentiated twice, or not "
@@ -148,16 +148,16 @@ class ModuleNetwork(Network):
             ) from error
         if far > _TOLERANCE:
             with contextlib.suppress(Exception):  # rounding alone may be why
-                far = self._compared(module.double(), x.double(), y)
+                far = self._compare(module.double(), x.double(), y)
         if not far <= _TOLERANCE:
             raise UserError(
                 f"model {self.name} has other gradients among several clients than by itself (they "
                 f"differ by {far:.2%}), so another network would be measured."
             )
 
-    def _compared(self, module: nn.Module, x: Tensor, y: Tensor) -> float:
-        """How far the gradients of two clients [2, B, *shape], taken together, are from those of
-        the module, relative to their length; the worse one. They must have derivatives."""
+    def _compare(self, module: nn.Module, x: Tensor, y: Tensor) -> float:
+        """Return how far the gradients of two clients [2, B, *shape], taken together, are from
+        those of the module, relative to their length."""
         own = dict(module.named_parameters())
         inner = self.anatomy.parameters
         params = {known: own[n].detach().clone() for known, n in inner.items()}
@@ -171,7 +171,7 @@ class ModuleNetwork(Network):
         far = 0.0
         for client in range(len(x)):
             with _plain_arithmetic():
-                logits = module(self._scaled(x.detach()[client]))
+                logits = module(self._scale_input(x.detach()[client]))
             exact = torch.autograd.grad(
                 cross_entropy(logits, y[client]),
                 [own[n] for n in inner.values()],
@@ -184,13 +184,14 @@ class ModuleNetwork(Network):
         return far
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
-        """The module's own initial parameters, of PyTorch's global generator seeded by `rng`."""
+        """Return the module's own initial parameters, of PyTorch's global generator seeded by
+        `rng`."""
         if self._initial is not None:
             values = drawn(self._module, self._initial, rng)
         else:
             seed = int(torch.randint(2**31, (), generator=rng))
-            made = self._fresh(seed, self.shape).named_parameters()
-            values = {n: p.detach().clone() for n, p in made}
+            parameters = self._fresh(seed, self.shape).named_parameters()
+            values = {n: p.detach().clone() for n, p in parameters}
         return {known: values[inner] for known, inner in self.anatomy.parameters.items()}
 
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
@@ -199,7 +200,7 @@ class ModuleNetwork(Network):
             f"{CONSTANT}{n}": v.to(x.device) for n, v in self.constants.items()
         }
 
-    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         calls: dict[str, list[Tensor]] = {name: [] for name in self._norms}
 
         def record(name: str) -> Any:
@@ -244,7 +245,7 @@ class ModuleNetwork(Network):
                         stack.enter_context(self._instead(place, blank))
                 stack.enter_context(self._instead(places[low - 1], x))
                 x = x.new_zeros(len(x), *self.shape)
-            x = x if low else self._scaled(x).clone()  # a module may change it in place
+            x = x if low else self._scale_input(x).clone()  # a module may change it in place
             if high == len(places):
                 return functional_call(self._module, given, (x,))
             stack.enter_context(self._stopping(places[high - 1]))
@@ -270,8 +271,8 @@ class ModuleNetwork(Network):
                 given[f"{inner}.running_{name}"] = value
         return given
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        """Samples [B, *shape] as the module gets them."""
+    def _scale_input(self, x: Tensor) -> Tensor:
+        """Return samples [B, *shape] as the module gets them."""
         if self._scale is None:
             return x
         places = (-1, *(1,) * (x.ndim - 2))
@@ -279,7 +280,7 @@ class ModuleNetwork(Network):
         return (x - mean) / std
 
     def _constants_like(self, x: Tensor) -> dict[str, Tensor]:
-        """What is not trained, on the device of x and in its precision."""
+        """Return the untrained tensors, on the device of x and in its precision."""
         place = x.device, x.dtype
         if place not in self._placed:
             self._placed[place] = {
@@ -322,7 +323,7 @@ class ModuleNetwork(Network):
         finally:
             handle.remove()
 
-    def _handed_on(self, output: Tensor) -> Tensor:
+    def _next_input(self, output: Tensor) -> Tensor:
         return output.clone()  # an operation in place may follow
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
@@ -401,8 +402,8 @@ def _products(layer: Layer, delta: Tensor | None) -> dict[str, Tensor]:
     return {f"{layer.name}.{n}": gradients[n] for n in own}
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _TOLERANCE * (1e-6 + other.abs().max()))
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= _TOLERANCE * (1e-6 + b.abs().max()))
 
 
 def _enter(module: nn.Module, modes: Mapping[str, bool]) -> None:
@@ -482,15 +483,15 @@ def _training_modes(
 
 
 def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
-    """Raises UserError for columns of records that decide logits but have no gradient."""
+    """Raise UserError for columns of records that decide logits but have no gradient."""
     if x.ndim != 2:
         return
     x = x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(module(x).square().sum(), x)
     still = (slope == 0).all(dim=0)
     with torch.no_grad():
-        one, other = (module(torch.where(still, value, x)) for value in (0.0, 1.0))
-    if not _equal(one, other):
+        low, high = (module(torch.where(still, value, x)) for value in (0.0, 1.0))
+    if not _equal(low, high):
         columns = ", ".join(map(str, still.nonzero()[:8, 0].tolist()))
         raise UserError(
             f"{what} reads columns {columns} as codes (behind an embedding or a rounding), through "
@@ -498,16 +499,16 @@ def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return _of_one_shape(one, other) and bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5))
+def _equal(a: Any, b: Any) -> bool:
+    return _of_one_shape(a, b) and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5))
 
 
-def _of_one_shape(one: Any, other: Any) -> bool:
-    """Whether both are tensors of one shape."""
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+def _of_one_shape(a: Any, b: Any) -> bool:
+    """Return whether both are tensors of one shape."""
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
 
 
 def _random_parts(module: nn.Module) -> list[str]:
-    """Where dropout is, as far as its classes' names tell."""
+    """Return where dropout is, as far as its classes' names say."""
     known = ("Dropout", "DropPath", "StochasticDepth")
     return [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]

@@ -38,7 +38,7 @@ def file_of(name: str) -> Path | None:
 
 
 def is_handed(name: str) -> bool:
-    """Whether it is a module that a process was handed."""
+    """Return whether it is a module that a process was handed."""
     return name.startswith(_HANDED)
 
 
@@ -55,13 +55,13 @@ def module_of(name: str) -> str | None:
     """
     path = file_of(name)
     if path is not None:
-        return _loaded(path).__name__
+        return _load(path).__name__
     point = installed(MODELS).get(name)
     return None if point is None else point.module
 
 
 def is_named(name: str) -> bool:
-    """Whether this module knows the model, or who is to be asked for it."""
+    """Return whether this module knows the model, or who is to be asked for it."""
     library = name.partition(":")[0] in LIBRARIES
     return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
 
@@ -93,7 +93,7 @@ def bare_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _inner(module: nn.Module) -> Any:
-    """What a wrapper holds, None for a module that is none."""
+    """Return what a wrapper holds, None for other modules."""
     wrappers = {"DataParallel": "module", "DistributedDataParallel": "module"}
     wrappers |= {"OptimizedModule": "_orig_mod", "GradSampleModule": "_module"}
     return getattr(module, wrappers.get(type(module).__name__, ""), None)
@@ -128,7 +128,7 @@ def hand(module: nn.Module) -> str:
 
 
 def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any]) -> Make:
-    """What makes the module of that name for samples of a shape.
+    """Return the maker of a named module for samples of a shape.
 
     A class or function gets the settings, and of these what its signature has and the settings
     lack: `shape` or `input_shape`; `classes`, `num_classes` or `n_classes`; `in_channels` or
@@ -139,13 +139,13 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
     """
     what, given = f"model {name}", dict(settings)
     if is_handed(name):
-        return _of_handed(name, given)
+        return _handed_maker(name, given)
     library, colon, inner = name.partition(":")
     if colon and library in LIBRARIES:
-        make, given = _of_library(library, inner, shape, classes, given)
+        make, given = _library_maker(library, inner, shape, classes, given)
     else:
-        made_by = _of_file(name) if file_of(name) is not None else _of_entry_point(name)
-        offered = _offered(shape, classes)
+        made_by = _file_maker(name) if file_of(name) is not None else _entry_point_maker(name)
+        offered = _common_arguments(shape, classes)
         parameters = inspect.signature(made_by).parameters
         more = {n: v for n, v in offered.items() if n in parameters and n not in given}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -160,8 +160,8 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
         except UserError:
             raise
         except Exception as error:  # whatever a foreign class raises for these settings
-            shown = ", ".join(f"{k}={v!r}" for k, v in given.items())
-            raise UserError(f"{what} cannot be made with {shown}: {in_one_line(error)}.") from error
+            text = ", ".join(f"{k}={v!r}" for k, v in given.items())
+            raise UserError(f"{what} cannot be made with {text}: {in_one_line(error)}.") from error
         if not isinstance(module, nn.Module):
             raise UserError(f"{what} must give a torch.nn.Module, got {type(module).__name__}.")
         return bare(module).train()
@@ -169,19 +169,19 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
     return made
 
 
-def _offered(shape: Shape, classes: int) -> dict[str, Any]:
-    """Arguments by the names that models commonly have for them."""
-    found: dict[str, Any] = {"shape": shape, "input_shape": shape}
-    found |= dict.fromkeys(("classes", "num_classes", "n_classes"), classes)
-    found |= dict.fromkeys(("in_features", "input_dim"), prod(shape))
+def _common_arguments(shape: Shape, classes: int) -> dict[str, Any]:
+    """Return arguments by the names that models commonly have for them."""
+    arguments: dict[str, Any] = {"shape": shape, "input_shape": shape}
+    arguments |= dict.fromkeys(("classes", "num_classes", "n_classes"), classes)
+    arguments |= dict.fromkeys(("in_features", "input_dim"), prod(shape))
     if len(shape) == 3:
         side = shape[1] if shape[1] == shape[2] else shape[1:]
-        found |= dict.fromkeys(("in_channels", "in_chans"), shape[0])
-        found |= dict.fromkeys(("img_size", "image_size"), side)
-    return found
+        arguments |= dict.fromkeys(("in_channels", "in_chans"), shape[0])
+        arguments |= dict.fromkeys(("img_size", "image_size"), side)
+    return arguments
 
 
-def _of_handed(name: str, settings: Mapping[str, Any]) -> Make:
+def _handed_maker(name: str, settings: Mapping[str, Any]) -> Make:
     if name not in _handed:
         raise UserError(
             f"model {name} was handed to another process; give it to bench.run again, or write it "
@@ -195,47 +195,47 @@ def _of_handed(name: str, settings: Mapping[str, Any]) -> Make:
     return lambda: deepcopy(held) if held.training else deepcopy(held).train()
 
 
-def _of_file(name: str) -> Callable[..., Any]:
+def _file_maker(name: str) -> Callable[..., Any]:
     path, _, inner = name.rpartition(":")
     if not inner.isidentifier():
         raise UserError(
             f"a model of a file is FILE.py:NAME, with the name of a class, got '{name}'."
         )
-    module = _loaded(Path(path))
-    found = getattr(module, inner, None)
-    if found is None:
+    module = _load(Path(path))
+    maker = getattr(module, inner, None)
+    if maker is None:
         own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UserError(did_you_mean("class or function", inner, own, where=path))
-    if not callable(found) or isinstance(found, nn.Module):
+    if not callable(maker) or isinstance(maker, nn.Module):
         raise UserError(
             f"{name} must be a class or function that makes a torch.nn.Module, got "
-            f"{type(found).__name__}."
+            f"{type(maker).__name__}."
         )
-    return found
+    return maker
 
 
-def _loaded(path: Path) -> ModuleType:
+def _load(path: Path) -> ModuleType:
     try:
         return load_file(path)
     except BrokenImport as error:
         raise UserError(f"{path} cannot be loaded: {error}") from error
 
 
-def _of_entry_point(name: str) -> Callable[..., Any]:
+def _entry_point_maker(name: str) -> Callable[..., Any]:
     point = installed(MODELS)[name]
     try:
-        found = imported(point.load, point.module)
+        maker = imported(point.load, point.module)
     except BrokenImport as error:
         raise UserError(f"model {name} ({origin_of(point)}) is broken: {error}") from error
-    if not callable(found):
+    if not callable(maker):
         raise UserError(f"model {name} ({origin_of(point)}) is neither a class nor a function.")
-    return found
+    return maker
 
 
-def _of_library(
+def _library_maker(
     library: str, name: str, shape: Shape, classes: int, settings: Mapping[str, Any]
 ) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-    """What makes an untrained model of a library, and with what."""
+    """Return what makes an untrained model of a library, and its arguments."""
     given = {"num_classes": classes, **settings}
     if library == "torchvision":
         from torchvision import models

@@ -41,7 +41,7 @@ def image_sides(model: str, shape: Shape, *, multiple: int = 1) -> tuple[int, in
 
 
 def positive(model: str, **settings: int) -> None:
-    """Raises UserError for a setting below 1."""
+    """Raise UserError for a setting below 1."""
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{name} of model {model} must be >= 1, got {value}.")
@@ -177,7 +177,7 @@ class Network:
         return sum(p.numel() for p in self._module.parameters())
 
     def describe(self) -> dict[str, Any]:
-        """What is needed to build it again, and the names of the head's tensors."""
+        """Return what is needed to build it again, and the names of the head's tensors."""
         return {
             "name": self.name,
             "settings": self.settings,
@@ -187,7 +187,7 @@ class Network:
         }
 
     def check(self) -> None:
-        """Raises UserError for a network of which the needed derivatives cannot be taken."""
+        """Raise UserError for a network that lacks the needed derivatives."""
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters by name."""
@@ -200,7 +200,7 @@ class Network:
         stages' parameters and all buffers by name."""
         raise NotImplementedError
 
-    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Mean and variance over x [N, ...] of each normalisation's input, by its name."""
         raise NotImplementedError
 
@@ -279,7 +279,7 @@ class Network:
                 layers.append(
                     Layer(name=name, kind=kind, module=module, input=given, output=output)
                 )
-                return self._handed_on(output)
+                return self._next_input(output)
 
             return hook
 
@@ -293,8 +293,8 @@ class Network:
             for handle in handles:
                 handle.remove()
 
-    def _handed_on(self, output: Tensor) -> Tensor:
-        """What a layer's output goes on as where it is recorded."""
+    def _next_input(self, output: Tensor) -> Tensor:
+        """Return the input of the next layer where a layer's output is recorded."""
         return output
 
     def calibrate(self, params: State, x: Tensor) -> dict[str, Tensor]:
@@ -302,7 +302,7 @@ class Network:
         if not self._norms:
             return {}
         with torch.no_grad():
-            recorded = self._recorded(params, x)
+            recorded = self._norm_statistics(params, x)
         buffers: dict[str, Tensor] = {}
         for name, (mean, var) in recorded.items():
             buffers |= {f"{name}.mean": mean, f"{name}.var": var}
@@ -361,7 +361,7 @@ class ChainNetwork(Network):
             given |= {k: v for k, v in buffers.items() if k.startswith(stages)}
         return functional_call(self._chained[low:high], given, (x,))
 
-    def _recorded(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         self.run(params, x, mode="calibrate")
         recorded = {}
         for name, norm in self._norms.items():

@@ -37,7 +37,7 @@ _UNREADABLE = (
 
 
 def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruction:
-    """The answer in a file.
+    """Read the answer in a file.
 
     Args:
         path: A safetensors or npz file; code in it is never run.
@@ -48,9 +48,9 @@ def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruc
     Raises:
         UserError: For a file that cannot be read or does not answer; it names the file.
     """
-    found = _tensors(path)
+    tensors = _tensors(path)
     try:
-        return checked(_answer(found, x, y, classes), tuple(x.shape), classes)
+        return checked(_answer(tensors, x, y, classes), tuple(x.shape), classes)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -61,7 +61,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         check_plain(path, links=True)
         if path.suffix == ".safetensors":
-            found: dict[str, Tensor] = load_file(path)
+            tensors: dict[str, Tensor] = load_file(path)
         else:
             loaded = np.load(path, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
@@ -69,15 +69,15 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             with loaded as arrays:
                 if len(set(arrays.files)) < len(arrays.files):
                     raise UserError("it has two arrays of one name.")
-                found = {name: _tensor(name, arrays[name]) for name in arrays.files}
+                tensors = {name: _tensor(name, arrays[name]) for name in arrays.files}
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    for name in found:
+    for name in tensors:
         if name not in FIELDS:
             raise UserError(did_you_mean("array", name, FIELDS, where=str(path)))
-    if not set(found) - {"failed"}:
+    if not set(tensors) - {"failed"}:
         raise UserError(f"{path} holds no images, labels or label_counts.")
-    return found
+    return tensors
 
 
 def _tensor(name: str, array: Any) -> Tensor:
@@ -90,48 +90,48 @@ def _tensor(name: str, array: Any) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
 
 
-def _answer(found: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> Reconstruction:
+def _answer(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int) -> Reconstruction:
     victims, samples = y.shape
-    failed = found.get("failed")
+    failed = tensors.get("failed")
     if failed is not None and (failed.dtype != torch.bool or tuple(failed.shape) != (victims,)):
         raise UserError(
             f"failed must be bool [{victims}], got {failed.dtype} {list(failed.shape)}."
         )
-    lost = torch.zeros(victims, dtype=torch.bool) if failed is None else failed
-    images, labels, counts = (found.get(k) for k in ("images", "labels", "label_counts"))
+    missing = torch.zeros(victims, dtype=torch.bool) if failed is None else failed
+    images, labels, counts = (tensors.get(k) for k in ("images", "labels", "label_counts"))
     if images is not None:
-        images = _checked_images(_stacked("images", images, x.shape), lost, is_image=x.ndim == 5)
+        images = _check_images(_stack("images", images, x.shape), missing, is_image=x.ndim == 5)
     if labels is not None:
-        labels = _whole("labels", _stacked("labels", labels, y.shape))
+        labels = _whole_numbers("labels", _stack("labels", labels, y.shape))
     if counts is not None:
         if tuple(counts.shape) != (victims, classes):
             raise UserError(
                 f"label_counts must have shape [{victims}, {classes}] (victims, classes), got "
                 f"{list(counts.shape)}."
             )
-        counts = _checked_counts(_whole("label_counts", counts), lost, samples)
+        counts = _check_counts(_whole_numbers("label_counts", counts), missing, samples)
     return Reconstruction(images=images, labels=labels, label_counts=counts, failed=failed)
 
 
-def _checked_counts(counts: Tensor, lost: Tensor, samples: int) -> Tensor:
+def _check_counts(counts: Tensor, missing: Tensor, samples: int) -> Tensor:
     """Counts of victims without an answer name no label."""
-    kept = counts[~lost]
+    kept = counts[~missing]
     if bool((kept < 0).any()) or bool((kept > samples).any()):
         raise UserError(
             f"label_counts must lie in 0..{samples}, got {int(kept.min())} to {int(kept.max())}."
         )
     sums = counts.sum(dim=1)
-    wrong = ((sums != samples) & ~lost).nonzero().flatten().tolist()
+    wrong = ((sums != samples) & ~missing).nonzero().flatten().tolist()
     if wrong:
         raise UserError(
             f"label_counts of a victim must add up to its {samples} sample(s), got "
             f"{', '.join(f'{sums[i]} of victim {i}' for i in wrong)}; mark victims without an "
             "answer in a bool array 'failed'."
         )
-    return torch.where(lost[:, None], 0, counts)
+    return torch.where(missing[:, None], 0, counts)
 
 
-def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+def _stack(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     """[V, K, ...]; K = 1 may have been left out."""
     if shape[1] == 1 and tuple(value.shape) == (shape[0], *shape[2:]):
         value = value.unsqueeze(1)
@@ -143,24 +143,24 @@ def _stacked(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     return value
 
 
-def _whole(name: str, value: Tensor) -> Tensor:
+def _whole_numbers(name: str, value: Tensor) -> Tensor:
     if value.is_floating_point() or value.dtype == torch.bool:
         raise UserError(f"{name} must be whole numbers, got {value.dtype}.")
     return value.long()
 
 
-def _checked_images(images: Tensor, lost: Tensor, *, is_image: bool) -> Tensor:
+def _check_images(images: Tensor, missing: Tensor, *, is_image: bool) -> Tensor:
     if not images.is_floating_point():
         hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
         raise UserError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
-    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~lost
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~missing
     if bool(bad.any()):
         which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
         raise UserError(
             f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
             "in a bool array 'failed'."
         )
-    kept = images[~lost]
+    kept = images[~missing]
     if is_image and kept.numel():
         low, high = float(kept.min()), float(kept.max())
         if low < -_ROUNDING or high > 1 + _ROUNDING:

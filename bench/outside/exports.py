@@ -121,8 +121,8 @@ def write_view(
             text = json.loads(temporary.with_suffix(".json").read_text(encoding="utf-8"))
             for number in range(len(seen.earlier)):
                 for ending in (".safetensors", ".json"):
-                    made, goal = earlier_path(temporary, number), earlier_path(base, number)
-                    os.replace(f"{made}{ending}", f"{goal}{ending}")
+                    source, goal = earlier_path(temporary, number), earlier_path(base, number)
+                    os.replace(f"{source}{ending}", f"{goal}{ending}")
             os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
             os.replace(_public_beside(temporary), paths.public)
         write_whole(paths.text, to_json(text | facts))
@@ -156,7 +156,7 @@ def public_of(base: Path, seen: Seen) -> tuple[Tensor, Tensor]:
 
 
 def check_labels(place: Path, y: Tensor, seen: Seen) -> None:
-    """Raises UserError for labels in a file that the network of what was seen does not have."""
+    """Raise UserError for labels in a file that the observed network does not have."""
     classes = int(seen.network["classes"])
     if y.is_floating_point() or bool(((y < 0) | (y >= classes)).any()):
         raise UserError(f"{place} has labels beyond 0..{classes - 1}, the classes of its network.")
@@ -190,7 +190,7 @@ def observation(folder: Path, cell: Cell, view: int = 0) -> tuple[Path, int]:
 
 
 def truth_beside(stem: Path) -> Path:
-    """Where the truth of the observation of that stem lies."""
+    """Return where the truth of the observation of that stem lies."""
     return stem.with_name(f"{stem.name}-truth.safetensors")
 
 

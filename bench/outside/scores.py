@@ -22,7 +22,7 @@ from bench.outside.answers import read_answer
 from bench.outside.exports import observation, truth_beside
 from bench.records import AttackRecord, Cell, Row, Run, read_json
 from bench.report.choosing import find
-from bench.report.entries import LEAK_METRICS, taken, values_of
+from bench.report.entries import LEAK_METRICS, select_answers, values_of
 from bench.report.leaderboard import heading, row_id, rows_of
 from bench.report.tables import attack_metrics
 
@@ -79,7 +79,7 @@ class Against:
         return self.p <= ALPHA
 
     def to_json_value(self) -> dict[str, Any]:
-        """With what follows from the difference and p."""
+        """Return the fields with what follows from the difference and p."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**own, "beats": self.beats, "separated": self.separated}
 
@@ -167,7 +167,7 @@ def score_files(
         UserError: With one sentence for anything else.
     """
     run = Run.read(folder)
-    named, view = _exported(cell) or (cell, view)
+    named, view = _read_export(cell) or (cell, view)
     chosen = find(run.cells, named)
     files, _ = observation(folder, chosen, view)
     dataset = dataset_of(chosen.job.train, env)
@@ -184,7 +184,7 @@ def score_files(
                 file=str(path),
                 failed=scores.failed,
                 figures={n: _interval(v, n) for n, v in scores.values.items()},
-                against=_against(scores.values, records, chosen.label, row),
+                against=_compare(scores.values, records, chosen.label, row),
                 values=scores.values,
             )
         )
@@ -218,15 +218,15 @@ def _row_of(run: Run, cell: Cell, folder: Path) -> Row:
 
 
 def _records(run: Run, cell: Cell, folder: Path) -> dict[str, AttackRecord]:
-    """The finished attacks on a cell's observation."""
+    """Return the finished attacks on a cell's observation."""
     same = (cell.train_key, cell.checkpoint, cell.threat)
     store = Store(folder, run)
-    found = {
+    records = {
         c.label: store.read("attack", c.key)
         for c in run.cells
         if (c.train_key, c.checkpoint, c.threat) == same
     }
-    return {label: r for label, r in found.items() if isinstance(r, AttackRecord)}
+    return {label: r for label, r in records.items() if isinstance(r, AttackRecord)}
 
 
 def _interval(values: list[float], metric: str) -> Interval:
@@ -235,23 +235,23 @@ def _interval(values: list[float], metric: str) -> Interval:
     return interval
 
 
-def _against(
+def _compare(
     values: Mapping[str, list[float]], records: Mapping[str, AttackRecord], own: str, row: Row
 ) -> tuple[Against, ...]:
-    """An answer's figures against leakbench's of the same victims: its own attack by the metric
-    that the leaderboard shows of it, the others by the first metric of a worst case."""
+    """Compare an answer's figures with leakbench's of the same victims: its own attack by the
+    metric that the leaderboard shows of it, the others by the first metric of a worst case."""
     rivals: list[tuple[Rival, str, str, np.ndarray]] = []
-    shown = attack_metrics([row])[own]
-    if own in records and shown in records[own].values:
-        rivals.append(("own", own, shown, values_of(records[own], shown)))
+    own_metric = attack_metrics([row])[own]
+    if own in records and own_metric in records[own].values:
+        rivals.append(("own", own, own_metric, values_of(records[own], own_metric)))
     whose: tuple[tuple[Rival, bool], ...] = (("choice", False), ("worst", True))
     for rival, by_truth in whose:
-        cases = ((m, taken(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
-        metric, case = next((found for found in cases if found[1]), ("", None))
+        cases = ((m, select_answers(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
+        metric, case = next((case for case in cases if case[1]), ("", None))
         if case is not None:
             best, names = case
             rivals.append((rival, max(records, key=names.count), metric, best))
-    found = []
+    comparisons = []
     for rival, attack, metric, theirs in rivals:
         if metric in values and np.isfinite(values[metric]).all():  # errors of records may be inf
             ours = np.array(values[metric])
@@ -259,7 +259,7 @@ def _against(
             more = np.where(same, 0.0, sign_of(metric) * (ours - theirs))
             test = differences([{0: more}, {0: np.zeros_like(more)}], reference=1)[0]
             assert test is not None  # both have the same victims
-            found.append(
+            comparisons.append(
                 Against(
                     rival=rival,
                     attack=attack,
@@ -268,15 +268,15 @@ def _against(
                     p=test.p,
                 )
             )
-    return tuple(found)
+    return tuple(comparisons)
 
 
 def _mean(values: list[float] | None) -> float | None:
     return None if values is None else float(np.mean(values))
 
 
-def _exported(cell: str) -> tuple[str, int] | None:
-    """The key and the view in an exported file; None if it is no such file."""
+def _read_export(cell: str) -> tuple[str, int] | None:
+    """Return the key and the view in an exported file; None for other files."""
     path = Path(cell)
     if not path.name:  # "", "." and "/" name no file
         return None

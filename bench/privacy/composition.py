@@ -48,7 +48,7 @@ _ROUNDING = 4e-16
 
 
 def composed_epsilon(pure: Iterable[tuple[float, int]], *, mu: float, delta: float) -> float:
-    """Smallest known epsilon of pure mechanisms and Gaussian releases together.
+    """Return the smallest known epsilon of pure mechanisms and Gaussian releases together.
 
     Args:
         pure: Pairs of a pure epsilon, >= 0, and how many mechanisms have it.
@@ -61,25 +61,25 @@ def composed_epsilon(pure: Iterable[tuple[float, int]], *, mu: float, delta: flo
     """
     gaussian = exact_gaussian_epsilon(mu=mu, delta=delta) if mu else 0.0
     counts: Counter[float] = Counter()
-    apart = 0.0
+    summed = 0.0
     for epsilon, count in pure:
         if _SMALLEST < epsilon < _LARGEST and count < _MOST:
             counts[float(epsilon)] += count
         elif epsilon and count:
-            apart += epsilon * count
-    added = apart + gaussian + math.fsum(e * n for e, n in counts.items())
+            summed += epsilon * count
+    added = summed + gaussian + math.fsum(e * n for e, n in counts.items())
     if not counts or math.isinf(added):
         return added
     if mu > _WIDEST:
-        return apart + gaussian + composed_epsilon(counts.items(), mu=0.0, delta=delta)
+        return summed + gaussian + composed_epsilon(counts.items(), mu=0.0, delta=delta)
     if mu or len(counts) > 1:
-        return min(added, apart + _mixed(counts, mu, delta))
+        return min(added, summed + _mixed_epsilon(counts, mu, delta))
     ((epsilon, count),) = counts.items()
-    return min(added, apart + _equal(epsilon, count, delta))
+    return min(added, summed + _equal_epsilon(epsilon, count, delta))
 
 
-def _equal(epsilon: float, count: int, delta: float) -> float:
-    """Exact epsilon of `count` mechanisms of one pure epsilon."""
+def _equal_epsilon(epsilon: float, count: int, delta: float) -> float:
+    """Return the exact epsilon of `count` mechanisms of one pure epsilon."""
     counts = {epsilon: count}
     bound, c, spread = _chernoff(counts, 0.0, delta)
     if bound <= 0 or count > _LATTICE:
@@ -95,10 +95,11 @@ def _equal(epsilon: float, count: int, delta: float) -> float:
     above, below = -2 * epsilon * s, -2 * epsilon * (s + 1)
     kernel = -2 * epsilon * math.expm1(-2 * epsilon) * np.exp(above)
     kernel /= special.expm1(above) * special.expm1(below)
-    excess_at = _turned_back(s, step, kernel, counts, 0.0, delta)
+    excess_at = _invert_moments(s, step, kernel, counts, 0.0, delta)
 
     def excess(wrong: int) -> float:
-        """Of delta at the epsilon of so many wrong coins; none exceeds that of no wrong one."""
+        """Return the excess of delta at the epsilon of `wrong` wrong coins; none exceeds that of no
+        wrong one."""
         return excess_at((count - 2 * wrong) * epsilon) if wrong else -1.0
 
     last = (count + 1) // 2
@@ -117,14 +118,14 @@ def _equal(epsilon: float, count: int, delta: float) -> float:
     share = under / (over + under)
     drop = share * -math.expm1(-2 * epsilon)  # linear in e^epsilon
     if drop > 0.5:  # 1 - drop, to all its digits
-        rest = math.log(over / (over + under) + share * math.exp(-2 * epsilon))
+        remainder = math.log(over / (over + under) + share * math.exp(-2 * epsilon))
     else:
-        rest = math.log1p(-drop)
-    return max(0.0, (count - 2 * low) * epsilon + rest)
+        remainder = math.log1p(-drop)
+    return max(0.0, (count - 2 * low) * epsilon + remainder)
 
 
-def _mixed(counts: Mapping[float, int], mu: float, delta: float) -> float:
-    """Epsilon of pure mechanisms of several epsilons, or with a Gaussian."""
+def _mixed_epsilon(counts: Mapping[float, int], mu: float, delta: float) -> float:
+    """Return epsilon of pure mechanisms of several epsilons, or with a Gaussian."""
     bound, c, spread = _chernoff(counts, mu, delta)
     if bound <= 0:
         return 0.0
@@ -133,7 +134,7 @@ def _mixed(counts: Mapping[float, int], mu: float, delta: float) -> float:
     widened, *_ = _chernoff(counts, mu, delta)
     step = 2 * math.pi / reach
     s = c + 1j * np.arange(0.0, far / mu + step, step)
-    excess_at = _turned_back(s, step, 1 / (s * (s + 1)), counts, mu, delta)
+    excess_at = _invert_moments(s, step, 1 / (s * (s + 1)), counts, mu, delta)
     low, stride = widened, 1 / c
     if excess_at(widened) > 0:  # by rounding alone
         return bound
@@ -146,7 +147,8 @@ def _mixed(counts: Mapping[float, int], mu: float, delta: float) -> float:
 
 
 def _chernoff(counts: Mapping[float, int], mu: float, delta: float) -> tuple[float, float, float]:
-    """An upper bound on epsilon, a c for the integral near which it is best, and the spread there.
+    """Return an upper bound on epsilon, a c for the integral near which it is best, and the spread
+    there.
 
     The bound is that of a Renyi divergence at its best order 1 + c (Balle et al.,
     arXiv:1905.09982, Theorem 21). With weights e^(c L) it is about the mean of L.
@@ -162,13 +164,13 @@ def _chernoff(counts: Mapping[float, int], mu: float, delta: float) -> tuple[flo
         moments = float(_log_moments(np.array([complex(c)]), counts, mu)[0].real)
         return (moments - c * math.log1p(1 / c) - math.log1p(c) + left) / c
 
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         bound, bounds=(math.log(lowest), math.log(max(highest, 2 * lowest))), method="bounded"
     )
-    best = math.exp(float(found.x))
+    best = math.exp(float(optimum.x))
     # Nearer to 0 than the spread allows, the integral would need endless points.
     c = max(best, 1 / (_spread(best, counts, mu) + max(counts)))
-    return float(found.fun), c, _spread(c, counts, mu)
+    return float(optimum.fun), c, _spread(c, counts, mu)
 
 
 def _spread(c: float, counts: Mapping[float, int], mu: float) -> float:
@@ -186,10 +188,11 @@ def _reach(c: float, spread: float, delta: float) -> float:
     return max((_NEGLIGIBLE - math.log(delta)) / c, math.sqrt(2 * _NEGLIGIBLE) * spread)
 
 
-def _turned_back(
+def _invert_moments(
     s: Points, step: float, kernel: Points, counts: Mapping[float, int], mu: float, delta: float
 ) -> Callable[[float], float]:
-    """delta(E) / delta - 1 as a function of E, rounded up; s: c + i t for t = 0, step, ..."""
+    """Return delta(E) / delta - 1 as a function of E, rounded up; s: c + i t for t = 0, step,
+    ..."""
     moments = _log_moments(s, counts, mu) - math.log(delta)
     weights = kernel * (step / math.pi)  # of both conjugates
     weights[0] /= 2
@@ -199,8 +202,8 @@ def _turned_back(
         with np.errstate(over="ignore", invalid="ignore"):
             terms = np.exp(moments - s * epsilon) * weights
             rounding = np.abs(terms) @ (care + _ROUNDING * abs(epsilon) * np.abs(s))
-            found = float(terms.real.sum() + rounding) - 1
-        return found if math.isfinite(found) else math.inf
+            difference = float(terms.real.sum() + rounding) - 1
+        return difference if math.isfinite(difference) else math.inf
 
     return excess
 
@@ -212,8 +215,8 @@ def _log_moments(s: Points, counts: Mapping[float, int], mu: float) -> Points:
         x = s * epsilon
         if x[0].real < 1:  # no digits may be lost where the logarithm is near 0
             change = special.expm1(-x) * special.expm1(-x - epsilon) * np.exp(x)
-            one = special.log1p(change / (1 + math.exp(-epsilon)))
+            moment = special.log1p(change / (1 + math.exp(-epsilon)))
         else:
-            one = x + special.log1p(np.exp(-2 * x - epsilon)) - math.log1p(math.exp(-epsilon))
-        total = total + count * one
+            moment = x + special.log1p(np.exp(-2 * x - epsilon)) - math.log1p(math.exp(-epsilon))
+        total = total + count * moment
     return total

@@ -34,7 +34,8 @@ def gaussian_delta(*, mu: float, epsilon: float) -> float:
 
 
 def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 of N(0, 1) against N(mu, 1) at `delta` in (0, 1); inf for mu = inf."""
+    """Return the smallest epsilon >= 0 of N(0, 1) against N(mu, 1) at `delta` in (0, 1); inf for mu
+    = inf."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie in (0, 1), got {delta}.")
     if math.isinf(mu):
@@ -47,8 +48,8 @@ def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
         return math.inf
 
     def excess(epsilon: float) -> float:
-        found = gaussian_delta(mu=mu, epsilon=epsilon)
-        return math.log(max(found, 1e-300)) - math.log(delta)
+        reached = gaussian_delta(mu=mu, epsilon=epsilon)
+        return math.log(max(reached, 1e-300)) - math.log(delta)
 
     if excess(high) > 0:  # at huge mu the two differ by less than rounding
         return high
@@ -71,11 +72,12 @@ def gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _largest_mu(epsilon: float, delta: float) -> float:
-    """Of (epsilon, delta)-DP. Kept, since every tensor of every upload asks for it again."""
+    """Return the largest mu with (epsilon, delta)-DP; cached, since every tensor of every upload
+    needs it."""
 
     def excess(log_mu: float) -> float:
-        found = gaussian_delta(mu=math.exp(log_mu), epsilon=epsilon)
-        return math.log(max(found, 5e-324)) - math.log(delta)
+        reached = gaussian_delta(mu=math.exp(log_mu), epsilon=epsilon)
+        return math.log(max(reached, 5e-324)) - math.log(delta)
 
     root = optimize.brentq(excess, -690, 340, xtol=1e-13)  # all that squares to a float64
     return math.exp(float(root))
@@ -100,15 +102,15 @@ def renyi_epsilon(slope: float, *, alpha: float, delta: float) -> float:
 
 
 def best_renyi_epsilon(slope: float, delta: float) -> tuple[float, float]:
-    """(epsilon, alpha) of `renyi_epsilon` at the best real alpha; (0, inf) for slope 0."""
+    """Return (epsilon, alpha) of `renyi_epsilon` at the best real alpha; (0, inf) for slope 0."""
     if slope == 0:
         return 0.0, math.inf
     if math.isinf(slope):
         return math.inf, 1.0
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         lambda x: renyi_epsilon(slope, alpha=1 + math.exp(x), delta=delta),
         bounds=(-15, 15),
         method="bounded",
         options={"xatol": 1e-10},
     )
-    return max(0.0, float(found.fun)), 1 + math.exp(found.x)
+    return max(0.0, float(optimum.fun)), 1 + math.exp(optimum.x)

@@ -52,7 +52,7 @@ def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> fl
 def subsampled_gaussian_epsilon(
     *, noise_multiplier: float, rate: float, steps: int, delta: float
 ) -> float:
-    """Epsilon at `delta` of `steps` Gaussian releases on Poisson samples, each record with
+    """Return epsilon at `delta` of `steps` Gaussian releases on Poisson samples, each record with
     probability `rate`, for adding or removing one.
 
     By their Renyi divergence at its best real order, as opacus' accountant, which papers quote,
@@ -77,10 +77,10 @@ def subsampled_gaussian_epsilon(
         moment = steps * _sampled_log_moment(c, rate=rate, ratio=ratio)
         return (moment - c * math.log1p(1 / c) - math.log1p(c) + left) / c
 
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         bound, bounds=(math.log(lowest), math.log(highest)), method="bounded"
     )
-    return max(0.0, min(whole, float(found.fun)))
+    return max(0.0, min(whole, float(optimum.fun)))
 
 
 _POINTS = 10_000
@@ -113,12 +113,12 @@ def record_epsilon(events: Sequence[Event], delta: float) -> float:
     noised = any(isinstance(e, Gaussian | Laplace | RandomisedResponse) for e in events)
     if not noised and any(isinstance(e, Summed) for e in events):
         return math.inf
-    each = _composed(events, delta)
+    each = _compose(events, delta)
     return min(each, _epsilon_of_sums(events, delta)) if math.isfinite(each) else each
 
 
-def _composed(events: Sequence[Event], delta: float) -> float:
-    """Epsilon of events as they are, each upload with its own noise."""
+def _compose(events: Sequence[Event], delta: float) -> float:
+    """Return the epsilon of events as they are, each upload with its own noise."""
     squares = 0.0
     pure: list[tuple[float, int]] = []
     for event in events:
@@ -168,7 +168,7 @@ def _epsilon_of_sums(events: Sequence[Event], delta: float) -> float:
         loss += values * 4 * grid if grid < 0.1 else math.inf
     if not summed or loss > _SLACK / 2:
         return math.inf
-    epsilon = _composed(alone, delta * (1 - 2 * _SLACK)) + 2 * loss
+    epsilon = _compose(alone, delta * (1 - 2 * _SLACK)) + 2 * loss
     cut = float(special.logsumexp(logs))
     fits = np.logaddexp(0.0, epsilon) + cut <= math.log(_SLACK * delta)
     return epsilon if fits else math.inf
@@ -182,7 +182,7 @@ def _ratio(sensitivity: float, noise: float) -> float:
 
 
 def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str]:
-    """Three sentences: what the claim says, what is proven, what neither protects."""
+    """Return three sentences: what the claim says, what is proven, what neither protects."""
     if entry.eps_claimed is None:
         claim = "The paper claims no epsilon for this setting."
     elif math.isinf(entry.eps_claimed):
@@ -193,7 +193,7 @@ def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str
         claim = f"The paper claims epsilon {entry.eps_claimed:.4g}{at} for one {entry.unit}{whole}."
     open_ = [e.what for e in events if isinstance(e, Unprotected)]
     if math.isinf(entry.eps_record):
-        why = f": {_listed(open_)} would tell it" if open_ else " since nothing is noised"
+        why = f": {_join_words(open_)} would tell it" if open_ else " since nothing is noised"
         proof = (
             "Nothing is proven about how well the server can tell whether one training record "
             f"was another{why}."
@@ -205,15 +205,15 @@ def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str
             f"most e^{entry.eps_record:.3g} to one."
         )
     hidden = [e.what for e in events if isinstance(e, Encrypted | Withheld)]
-    rest = (
+    limits = (
         "Neither number covers what many records of a client have in common"
-        + (f", nor whoever gets hold of {_listed(hidden)}" if hidden else "")
+        + (f", nor whoever gets hold of {_join_words(hidden)}" if hidden else "")
         + ("." if math.isfinite(entry.eps_record) else ", and a claim without proof binds nobody.")
     )
-    return claim, proof, rest
+    return claim, proof, limits
 
 
-def _listed(items: Sequence[str]) -> str:
+def _join_words(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 

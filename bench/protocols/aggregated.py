@@ -64,16 +64,16 @@ def read_updates(
         return max(candidates, key=lambda candidate: candidate[1], default=None)
 
     first = {client: best(client) for client in clients[:2]}
-    if not any(found and found[1] > 1 for found in first.values()):
+    if not any(estimate and estimate[1] > 1 for estimate in first.values()):
         return {}
-    return {c: found[0] for c in clients if (found := first.get(c) or best(c))}
+    return {c: estimate[0] for c in clients if (estimate := first.get(c) or best(c))}
 
 
 def _candidates(
     defense: Defense, result: RoundResult, client: str, total: State
 ) -> Iterator[tuple[Message, float]]:
-    """Estimates of a client's update, each with its partial correlation over the least one that
-    counts.
+    """Yield estimates of a client's update, each with its partial correlation over the least one
+    that counts.
 
     total: By how much aggregation of all messages moves the state.
     """
@@ -85,11 +85,11 @@ def _candidates(
         for m in result.sent[client]
         if m.kind in UPLOAD_KINDS
     ]
-    alone = _aggregate_again(defense, result, [m for m in messages if _of(m, client)])
-    rest = _aggregate_again(defense, result, [m for m in messages if not _of(m, client)])
+    alone = _aggregate_again(defense, result, [m for m in messages if _is_from(m, client)])
+    remaining = _aggregate_again(defense, result, [m for m in messages if not _is_from(m, client)])
     count = len({m.sender for m in messages if m.kind in UPLOAD_KINDS})
-    without = {n: count * total[n] - (count - 1) * rest[n] for n in total if n in rest}
-    combined = _combined(trained, messages)
+    without = {n: count * total[n] - (count - 1) * remaining[n] for n in total if n in remaining}
+    combined = _combination(trained, messages)
     for update, least in ((alone, LEAST), (without, LEAST), (combined, _LEAST_COMBINED)):
         names = [n for n in trained.parts if n in update]
         count = sum(update[n].numel() for n in names)
@@ -112,29 +112,31 @@ def _candidates(
         }
         if not pattern:
             continue
-        signs = _of_signs(_flat(pattern.values()), _flat(trained.parts[n].values for n in pattern))
-        told = trained.with_parts({n: Part(values=v) for n, v in pattern.items()})
-        yield told, signs / _LEAST_OF_PATTERN
+        signs = _correlate(_flat(pattern.values()), _flat(trained.parts[n].values for n in pattern))
+        estimate = trained.with_parts({n: Part(values=v) for n, v in pattern.items()})
+        yield estimate, signs / _LEAST_OF_PATTERN
 
 
-def _same_pattern(one: Part, other: Part | None) -> bool:
-    return other is None or torch.equal(one.presence(), other.presence())
+def _same_pattern(a: Part, b: Part | None) -> bool:
+    return b is None or torch.equal(a.presence(), b.presence())
 
 
-def _of_signs(pattern: Tensor, trained: Tensor) -> float:
-    """Correlation of a pattern with the signs of what was trained, among values of like size."""
+def _correlate(pattern: Tensor, trained: Tensor) -> float:
+    """Return the correlation of a pattern with the signs of what was trained, among values of like
+    size."""
     order = trained.abs().argsort()[int((trained == 0).sum()) :]
     rows = order[: len(order) // _LIKE * _LIKE].view(-1, _LIKE)
     if len(rows) < 2:
         return 0.0
-    one, other = (v[rows] - v[rows].mean(dim=1, keepdim=True) for v in (pattern, trained.sign()))
-    return float((one * other).sum() / (one.norm() * other.norm()).clamp_min(1e-300))
+    a, b = (v[rows] - v[rows].mean(dim=1, keepdim=True) for v in (pattern, trained.sign()))
+    return float((a * b).sum() / (a.norm() * b.norm()).clamp_min(1e-300))
 
 
-def _combined(trained: Message, messages: Sequence[Message]) -> State:
-    """The linear combination of a client's upload, and of all that was sent beside uploads, that is
-    nearest to what it trained. Other clients' uploads are left out: they resemble it by nature."""
-    alike = [
+def _combination(trained: Message, messages: Sequence[Message]) -> State:
+    """Return the linear combination of a client's upload, and of all messages that are no uploads,
+    that is nearest to what it trained. Other clients' uploads are left out: they resemble it by
+    nature."""
+    similar = [
         m
         for m in messages
         if (m.kind not in UPLOAD_KINDS or m.sender == trained.sender)
@@ -143,10 +145,10 @@ def _combined(trained: Message, messages: Sequence[Message]) -> State:
             for n, p in trained.parts.items()
         )
     ]
-    if not alike:
+    if not similar:
         return {}
     rows = torch.stack(
-        [_flat(_row([m.parts[n]], p.values) for n, p in trained.parts.items()) for m in alike]
+        [_flat(_row([m.parts[n]], p.values) for n, p in trained.parts.items()) for m in similar]
     )
     goal = _flat(p.values for p in trained.parts.values())
     shares = torch.linalg.lstsq(rows.T, goal[:, None]).solution
@@ -157,14 +159,15 @@ def _combined(trained: Message, messages: Sequence[Message]) -> State:
     }
 
 
-def _of(message: Message, client: str) -> bool:
-    """Whether a client sent it, or a part of it: a third party's names its parts by client."""
+def _is_from(message: Message, client: str) -> bool:
+    """Return whether a client sent it, or a part of it: a third party's names its parts by
+    client."""
     return client == message.sender or client in message.parts
 
 
 def _aggregate_again(defense: Defense, result: RoundResult, messages: Sequence[Message]) -> State:
-    """By how much aggregation of these messages moves the state; empty where `aggregate` raises, as
-    it may on messages that no run gives it."""
+    """Return by how much aggregation of these messages moves the state; empty where `aggregate`
+    raises, as it may on messages that no run gives it."""
     kept: Aggregation = result.aggregation
     assert kept.server is not None
     server = replace(
@@ -185,9 +188,9 @@ def _aggregate_again(defense: Defense, result: RoundResult, messages: Sequence[M
 
 
 def _row(parts: Iterable[Part | None], like: Tensor) -> Tensor:
-    """What was sent of a tensor, 0 where nothing was."""
-    shown = [torch.where(p.presence(), p.values, 0.0).nan_to_num() for p in parts if p is not None]
-    return shown[0] if shown else torch.zeros_like(like)
+    """Return the sent values of a tensor, 0 where nothing was sent."""
+    values = [torch.where(p.presence(), p.values, 0.0).nan_to_num() for p in parts if p is not None]
+    return values[0] if values else torch.zeros_like(like)
 
 
 def _flat(values: Iterable[Tensor]) -> Tensor:
@@ -195,13 +198,13 @@ def _flat(values: Iterable[Tensor]) -> Tensor:
 
 
 def _partial_correlation(estimate: Tensor, trained: Tensor, known: Sequence[Tensor]) -> float:
-    """Correlation of an estimate with what was trained, given what is known; 0 where that explains
-    all of either."""
+    """Return the correlation of an estimate with what was trained, given what is known; 0 where
+    that explains all of either."""
     basis = torch.linalg.qr(torch.stack([k / k.norm().clamp_min(1e-300) for k in known], dim=1))[0]
 
-    def rest(values: Tensor) -> Tensor:
+    def residual(values: Tensor) -> Tensor:
         left = values - basis @ (basis.T @ values)
         return left if left.norm() > 1e-3 * values.norm() else torch.zeros_like(left)
 
-    one, other = rest(estimate), rest(trained)
-    return float((one @ other) / (one.norm() * other.norm()).clamp_min(1e-300))
+    a, b = residual(estimate), residual(trained)
+    return float((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300))

@@ -65,7 +65,7 @@ def evaluate(
     shares = [count.double() / count.sum() for count in counts]
     keeping = [c.kept is not None for c in federation.clients]
     personal = [
-        _matched(right(federation.weights_of(c)) if keeps else common, tested, share)
+        _matched_accuracy(right(federation.weights_of(c)) if keeps else common, tested, share)
         for c, keeps, share in zip(federation.clients, keeping, shares, strict=True)
     ]
     known = [p for p in personal if p is not None]
@@ -100,7 +100,8 @@ class Reached:
             self.missing[name] = kept if before is None else before & kept
 
     def everything(self) -> bool:
-        """Whether nothing is missing; true of a run without uploads, whose model is the first."""
+        """Return whether nothing is missing; true of a run without uploads, whose model is the
+        first."""
         return not any(bool(m.any()) for m in self.missing.values())
 
 
@@ -119,8 +120,9 @@ def _right_by_class(
     return right.cpu()
 
 
-def _matched(right: Tensor, tested: Tensor, share: Tensor) -> float | None:
-    """sum_c share_c accuracy_c over the classes that are tested, or None if the client has none."""
+def _matched_accuracy(right: Tensor, tested: Tensor, share: Tensor) -> float | None:
+    """Return sum_c share_c accuracy_c over the classes that are tested, or None if the client has
+    none."""
     weight = torch.where(tested > 0, share, 0.0)
     if not float(weight.sum()):
         return None

@@ -52,7 +52,7 @@ class DiskFull(OSError):
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """A full disk is told apart from the same error raised by a plugin."""
+    """Raise a full disk as DiskFull, unlike the same error raised by a plugin."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -65,7 +65,7 @@ def _writing() -> Iterator[None]:
 
 
 def earlier_path(path: Path, number: int) -> Path:
-    """Where the earlier release `number`, from 0, of the observation `path` stands."""
+    """Return the path of the earlier release `number`, from 0, of the observation `path`."""
     return path.with_name(f"{path.name}-earlier-{number}")
 
 
@@ -160,17 +160,17 @@ def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
         fitting = max(0, most_bytes // Path(f"{path}.safetensors").stat().st_size - 1)
         if fitting < count:
             chosen = (i * count // fitting for i in range(fitting))
-    found = [_load_release(earlier_path(path, i))[0] for i in chosen]
-    for one in found:
-        if (one.protocol, one.network, one.clients) != (last.protocol, last.network, last.clients):
+    earlier = [_load_release(earlier_path(path, i))[0] for i in chosen]
+    for r in earlier:
+        if (r.protocol, r.network, r.clients) != (last.protocol, last.network, last.clients):
             raise UserError(f"{path} has an earlier release of another network or other clients.")
-        _check_shapes(path, one.before, last.before)
+        _check_shapes(path, r.before, last.before)
     shared = {name: getattr(last, name) for name in _SHARED}
-    return replace(last, earlier=tuple(replace(one, **shared) for one in found))
+    return replace(last, earlier=tuple(replace(r, **shared) for r in earlier))
 
 
 def _load_release(path: Path) -> tuple[Seen, int]:
-    """One release, and how many earlier ones stand beside it. Raises UserError if it is none."""
+    """Load one release, and the number of earlier ones. Raises UserError for a broken file."""
     text, tensors = _read(path)
     try:
         seen, earlier = _release_of(text, ViewText.model_validate(text), tensors)
@@ -238,16 +238,16 @@ def _release_of(
 
 
 def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """Raises UserError for a state with other variables, or of other shapes."""
-    shapes = [{n: list(v.shape) for n, v in one.items()} for one in (state, other)]
+    """Raise UserError for a state with other variables, or of other shapes."""
+    shapes = [{n: list(v.shape) for n, v in first.items()} for first in (state, other)]
     for name in {**shapes[0], **shapes[1]}:
-        one, two = (which.get(name, "none") for which in shapes)
-        if one != two:
-            raise UserError(f"{path} has variable '{name}' as {one} and, elsewhere, as {two}.")
+        first, second = (which.get(name, "none") for which in shapes)
+        if first != second:
+            raise UserError(f"{path} has variable '{name}' as {first} and, elsewhere, as {second}.")
 
 
 def _contradiction(seen: Seen) -> str | None:
-    """Which of the numbers that a view tells cannot be, beside its others."""
+    """Return which of a view's numbers contradicts its others."""
     known, last = seen.known, seen.network["classes"] - 1
     samples, batch, summed = known["samples"], known["batch"], known.get("summed", 1)
     labels = known.get("truth_labels", [])

@@ -39,11 +39,11 @@ PARTICIPATION = "participation"
 def sampled_clients(
     ids: Sequence[str], protocol: ProtocolSettings, rng: torch.Generator
 ) -> list[str]:
-    """The clients that the server samples in a round: so many, drawn without replacement, or each
-    by itself."""
+    """Return the clients that the server samples in a round: a fixed number, drawn without
+    replacement, or each by itself."""
     if protocol.sampling == "poisson":
-        drawn = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
-        return [client for client, joins in zip(ids, drawn.tolist(), strict=True) if joins]
+        joining = torch.rand(len(ids), generator=rng, dtype=torch.float64) < protocol.participation
+        return [client for client, joins in zip(ids, joining.tolist(), strict=True) if joins]
     chosen = torch.randperm(len(ids), generator=rng)[: protocol.participants]
     return [ids[i] for i in chosen.sort().values]
 
@@ -90,7 +90,7 @@ class RoundSeconds:
 
     @property
     def of_clients(self) -> float:
-        """Those that clients spend."""
+        """The seconds that clients spend."""
         return self.training + self.uploading + self.sealing
 
 
@@ -274,17 +274,17 @@ class Federation(LocalTraining):
         seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
         began = clock()
-        made: dict[str, list[Message]] = {}
+        drafts: dict[str, list[Message]] = {}
         trained, received, sent = {}, {}, {}
         for client in joined:
-            plain = self._trained(client, locals_[client.id], work)
+            plain = self._plain_upload(client, locals_[client.id], work)
             if observed or client.id in watched:  # copies, since hooks may change what they get
                 trained[client.id] = frozen(plain)
                 received[client.id] = detached(locals_[client.id].broadcast)
-            made[client.id] = self.defense.upload([plain], locals_[client.id], client)
+            drafts[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
         began = clock()
-        uploads = self.defense.finish_uploads(made)
+        uploads = self.defense.finish_uploads(drafts)
         seconds.sealing = clock() - began
         answered = wire.party_seconds
         for client in joined:
@@ -295,7 +295,7 @@ class Federation(LocalTraining):
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
         uploaded = torch.zeros(len(UPLOADED), dtype=torch.float64, device=self.device)
         for client in joined:
-            uploaded += _uploaded(uploads[client.id], locals_[client.id])
+            uploaded += _count_uploaded(uploads[client.id], locals_[client.id])
         began, before_asking = clock(), wire.party_seconds
         aggregation = Aggregation()
         if joined:
@@ -337,7 +337,7 @@ class Federation(LocalTraining):
 
     # --- what a split protocol does otherwise -------------------------------------------------
     def _open_round(self) -> None:
-        """What happens when a round begins."""
+        """Prepare a round."""
 
     def _server_variables(self) -> State | None:
         """The server's own trained variables."""
@@ -367,8 +367,8 @@ class Federation(LocalTraining):
         for client in joined:
             self.defense.hear(when, client, wire.collect(client.id))
 
-    def _trained(self, client: Client, local: Local, work: LocalWork) -> Message:
-        """The upload of a client without a defense."""
+    def _plain_upload(self, client: Client, local: Local, work: LocalWork) -> Message:
+        """Return the upload of a client without a defense."""
         kind = "gradient" if work.protocol == "fedsgd" else "update"
         values = {}
         for name, start in local.start.items():
@@ -384,25 +384,26 @@ class Federation(LocalTraining):
         )
 
     def _remember(self, client: Client, local: Local, uploads: Sequence[Message]) -> None:
-        """Withheld at upload is kept by the client: the one rule behind personal parameters."""
-        shown: dict[str, list[Tensor]] = {n: [] for n in local.end}
+        """Keep at the client what it withheld at upload: the one rule behind personal
+        parameters."""
+        sent: dict[str, list[Tensor]] = {n: [] for n in local.end}
         whole: set[str] = set()  # told in every coordinate, which no value need be asked for
         for message in uploads:
             for name, part in message.parts.items():
                 if part.present is None or part.absent == "zero":
                     whole.add(name)
-                elif name in shown:
-                    shown[name].append(part.present)
+                elif name in sent:
+                    sent[name].append(part.present)
             for name, sealed in message.sealed.items():
-                if name in shown:
-                    shown[name].append(sealed.covers)
+                if name in sent:
+                    sent[name].append(sealed.covers)
         kept = {}
         for name, value in local.end.items():
             kept[name] = torch.full_like(value, name not in whole, dtype=torch.bool)
-            for pattern in shown[name]:
+            for pattern in sent[name]:
                 kept[name] &= ~pattern
-        asked = [kept[n].any() for n in kept if n not in whole]
-        withheld = bool(asked) and bool(torch.stack(asked).any())
+        flags = [kept[n].any() for n in kept if n not in whole]
+        withheld = bool(flags) and bool(torch.stack(flags).any())
         client.own, client.kept = (local.end, kept) if withheld else (None, None)
 
     def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation | None) -> State:
@@ -429,8 +430,8 @@ class Federation(LocalTraining):
         return detached(chosen)
 
 
-def _uploaded(messages: Sequence[Message], local: Local) -> Tensor:
-    """A client's coordinates by what became of them, float64 [3] by UPLOADED."""
+def _count_uploaded(messages: Sequence[Message], local: Local) -> Tensor:
+    """Count a client's coordinates by what became of them, float64 [3] by UPLOADED."""
     device = next(iter(local.end.values())).device
     whole = 0
     clear = sealed = torch.zeros((), dtype=torch.float64, device=device)
@@ -448,6 +449,6 @@ def _uploaded(messages: Sequence[Message], local: Local) -> Tensor:
 
 
 def names_in(stages: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of the parameter names that belong to one of the stages."""
+    """Return the parameter names that belong to one of the stages."""
     prefixes = tuple(f"{stage}." for stage in stages)
     return [n for n in names if n.startswith(prefixes)]

@@ -58,7 +58,7 @@ class LocalWork:
         )
 
     def steps(self, samples: int) -> int:
-        """Gradient steps of a client with so many samples."""
+        """Return the gradient steps of a client with some number of samples."""
         if self.local_epochs is None:
             return self.local_steps or 1
         return max(1, round(self.local_epochs * samples / min(self.batch, samples)))
@@ -148,7 +148,7 @@ class LocalTraining:
             self._step(step, members)
 
     def _begin_at(self, client: Client, names: Sequence[str] | None = None) -> tuple[State, State]:
-        """Where a client starts: what it received, but its own values in what it kept.
+        """Return where a client starts: what it received, but its own values in what it kept.
 
         Returns:
             The variables as received, and the variables to start from.
@@ -185,14 +185,14 @@ class LocalTraining:
                     left.setdefault(0 if pads else min(size - first, _INSPECTED), []).append(i)
             for members in left.values():
                 width = min(max(sizes[i] for i in members) - first, _INSPECTED)
-                rows = [_padded(joined[i], first, width, self.network.classes) for i in members]
+                rows = [_pad(joined[i], first, width, self.network.classes) for i in members]
                 which = to_device(torch.tensor(members), self.device)
-                found = self._for_each(inspect, len(members))(
+                results = self._for_each(inspect, len(members))(
                     {n: v[which] for n, v in variables.items()},
                     torch.stack([x for x, _ in rows]),
                     torch.stack([y for _, y in rows]),
                 )
-                for name, value in found.items():
+                for name, value in results.items():
                     if name not in sums:
                         sums[name] = value.new_zeros(len(joined), *value.shape[1:])
                     sums[name][which] += value.detach()
@@ -205,14 +205,14 @@ class LocalTraining:
         All are drawn before the first step and copied to the device together: a copy per client
         and step would make the host wait for a GPU each time.
         """
-        drawn = [
+        batches = [
             [self._next_batch(c, work.batch) for _ in range(work.steps(len(c.y)))] for c in joined
         ]
-        everything = torch.cat([batch for mine in drawn for batch in mine])
+        everything = torch.cat([batch for mine in batches for batch in mine])
         moved = iter(
-            to_device(everything, self.device).split([len(b) for mine in drawn for b in mine])
+            to_device(everything, self.device).split([len(b) for mine in batches for b in mine])
         )
-        return [[next(moved) for _ in mine] for mine in drawn]
+        return [[next(moved) for _ in mine] for mine in batches]
 
     def _next_batch(self, client: Client, size: int) -> Tensor:
         chosen = None if self.pinned else self.defense.batch(client, size)
@@ -224,13 +224,13 @@ class LocalTraining:
         """The training loss as a pure function (variables, x, y) -> scalar."""
         return NetworkLoss(
             network=self.network,
-            realize=self._realizing(draw or {}),
+            realize=self._realization(draw or {}),
             mode=mode,
             buffers=self.buffers,
         )
 
-    def _realizing(self, draw: State) -> Callable[[State], State]:
-        """The function from variables to network weights under one draw."""
+    def _realization(self, draw: State) -> Callable[[State], State]:
+        """Return the function from variables to network weights under one draw."""
         return lambda variables: self.defense.realize(variables, self.const, draw)
 
     def _train(
@@ -319,14 +319,14 @@ class LocalTraining:
 
         def over(*stacked: Any) -> Any:
             dims = tuple(None if s is None else 0 for s in stacked)
-            found, size = halving(
+            results, size = halving(
                 lambda few: vmap(function, dims, chunk_size=few if few < count else None)(*stacked),
                 at_once=most,
                 device=self.device,
             )
             if size < most:
                 self.at_once = size
-            return found
+            return results
 
         return over
 
@@ -342,13 +342,13 @@ class LocalTraining:
         return max(1, 4_000_000 // self.network.n_parameters)
 
     def targets(self, client: Client, chosen: Tensor) -> Tensor:
-        """What a client trains towards for the samples with the indices `chosen`."""
+        """Return what a client trains towards for the samples with the indices `chosen`."""
         one_hot = torch.nn.functional.one_hot(client.y[chosen], self.network.classes).float()
         return self.defense.labels(one_hot, client)
 
 
-def _padded(client: Client, first: int, width: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Samples [width, ...] from `first` on and their one-hot labels, 0 beyond the last one."""
+def _pad(client: Client, first: int, width: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return samples [width, ...] from `first` on and their one-hot labels, padded with 0."""
     x, y = client.x[first : first + width], client.y[first : first + width]
     one_hot = torch.nn.functional.one_hot(y, classes).float()
     missing = width - len(y)

@@ -90,7 +90,7 @@ def observe(
     """
     streams = ("observe", threat.name, *names)
     place = protocol.cuts[0] if protocol.cuts else None
-    victims = _chosen(federation, protocol, threat, place, streams)
+    victims = _victims(federation, protocol, threat, place, streams)
     play: tuple[str | int, ...] = streams
     if earlier is not None:
         play = (*streams, "release", earlier)
@@ -129,7 +129,7 @@ def recorded(
     buffers: State,
     defense_known: Mapping[str, Any],
 ) -> tuple[list[tuple[Seen, Truth]], list[str]]:
-    """A round of the training, which the federation has just played, as the server saw it.
+    """Return the round that the federation has just played, as the server saw it.
 
     Args:
         federation: As the round left it.
@@ -143,7 +143,7 @@ def recorded(
     if result.wire.logged > MOST_BYTES:
         size = f"{result.wire.logged / 1e9:.2g} GB of messages, of which at most 1 are kept"
         return [], [f"a round holds {size}"]
-    alike: dict[tuple[str | None, Victims], list[str]] = {}
+    groups: dict[tuple[str | None, Victims], list[str]] = {}
     left_out = set[str]()
     for client in result.joined:
         used = result.used[client.id]
@@ -155,13 +155,13 @@ def recorded(
         else:
             steps, batch = used.shape
             work = Victims(ids=(), batch=batch, samples=samples, steps=steps)
-            alike.setdefault((client.cut, work), []).append(client.id)
-    if federation.defense.only_sums and (left_out or len(alike) > 1):
+            groups.setdefault((client.cut, work), []).append(client.id)
+    if federation.defense.only_sums and (left_out or len(groups) > 1):
         return [], ["the server gets a sum over clients that do unlike work"]
     federation = replace(federation, buffers=buffers)
     views = [
         _view(federation, result, replace(w, ids=ids), cut, protocol, threat, defense_known)
-        for (cut, w), ids in alike.items()
+        for (cut, w), ids in groups.items()
     ]
     return views, sorted(left_out)
 
@@ -187,7 +187,7 @@ def _view(
     threat: ThreatSettings,
     defense_known: Mapping[str, Any],
 ) -> tuple[Seen, Truth]:
-    """What the server saw of a round that the federation has just played, and the truth."""
+    """Return what the server saw of a round that the federation has just played, and the truth."""
     by_id = {c.id: c for c in federation.clients}
     chosen = {v: result.used[v].flatten()[: victims.samples] for v in victims.ids}
     truth = truth_of([by_id[v] for v in victims.ids], chosen)
@@ -197,7 +197,7 @@ def _view(
     if read:
         others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in read]
         messages = (*others, *read.values())
-    known_round = round_of(federation, victims, lr=protocol.lr, parameters=_uploaded(messages))
+    known_round = round_of(federation, victims, lr=protocol.lr, parameters=_upload_size(messages))
     known: dict[str, Any] = {
         "batch": victims.batch,
         "local_steps": victims.steps,
@@ -215,7 +215,7 @@ def _view(
         known["cut"] = place
     elif defense.only_sums and not read:
         truth = as_one(truth, victims.batch)
-        known |= _of_sum(known, defense.mechanisms_in(known_round), len(victims.ids))
+        known |= _sum_facts(known, defense.mechanisms_in(known_round), len(victims.ids))
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
@@ -238,7 +238,7 @@ def _view(
 
 
 def round_of(federation: Federation, victims: Victims, *, lr: float, parameters: int) -> Round:
-    """What is known of a round that the federation has just played."""
+    """Return what is known of a round that the federation has just played."""
     return Round(
         clients=len(victims.ids),
         batch=victims.batch,
@@ -259,7 +259,7 @@ def truth_of(clients: Sequence[Client], chosen: Mapping[str, Tensor]) -> Truth:
 
 
 def as_one(truth: Truth, batch: int) -> Truth:
-    """All victims' samples as those of one, step after step."""
+    """Return all victims' samples as those of one, step after step."""
 
     def joined(values: Tensor) -> Tensor:
         steps = values.unflatten(1, (-1, batch)).transpose(0, 1)
@@ -268,10 +268,11 @@ def as_one(truth: Truth, batch: int) -> Truth:
     return Truth(x=joined(truth.x), y=joined(truth.y))
 
 
-def _of_sum(
+def _sum_facts(
     known: Mapping[str, Any], mechanisms: Sequence[Mechanism], count: int
 ) -> dict[str, Any]:
-    """What is known of the mean upload of `count` clients otherwise than of one."""
+    """Return the facts of the mean upload of `count` clients that differ from those of one
+    upload."""
     return {
         "batch": known["batch"] * count,
         "samples": known["samples"] * count,
@@ -280,14 +281,14 @@ def _of_sum(
     }
 
 
-def _chosen(
+def _victims(
     federation: Federation,
     protocol: ProtocolSettings,
     threat: ThreatSettings,
     place: str | None,
     streams: tuple[str, ...],
 ) -> Victims:
-    """The victims that a threat observes, and their work."""
+    """Return the victims that a threat observes, and their work."""
     turn = federation.defense.cycle
     here = [c for c in federation.clients if c.cut == place and c.number % turn == 0]
     need = threat.batch * threat.local_steps
@@ -305,9 +306,9 @@ def _chosen(
             f"{federation.defense.together} that take part together."
         )
     order = torch.randperm(len(able), generator=generator(federation.seed, *streams, "victims"))
-    drawn = [able[i] for i in order[: threat.victims]]
+    chosen = [able[i] for i in order[: threat.victims]]
     return Victims(
-        ids=tuple(c.id for c in drawn),
+        ids=tuple(c.id for c in chosen),
         batch=threat.batch,
         samples=need,
         steps=threat.local_steps * threat.local_epochs,
@@ -321,10 +322,10 @@ def order_of(
     streams: tuple[str, ...],
     earlier: int | None = None,
 ) -> Tensor:
-    """Indices of a victim's samples, step after step: its own in an order that every epoch, and
-    every release but the last, shuffles anew."""
-    drawn = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
-    own, rows = drawn[: victims.samples], []
+    """Return the indices of a victim's samples, step after step: its own in an order that every
+    epoch, and every release but the last, shuffles again."""
+    order = torch.randperm(len(client.y), generator=generator(seed, *streams, client.id, "batch"))
+    own, rows = order[: victims.samples], []
     for epoch in range(-(-victims.steps * victims.batch // victims.samples)):
         names = (client.id, "epoch", epoch, "last" if earlier is None else earlier)
         again = torch.randperm(len(own), generator=generator(seed, *streams, *names))
@@ -332,7 +333,7 @@ def order_of(
     return torch.cat(rows)
 
 
-def _uploaded(messages: Sequence[Message]) -> int:
-    """Values of the largest upload, at least 1."""
+def _upload_size(messages: Sequence[Message]) -> int:
+    """Count the values of the largest upload, at least 1."""
     uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
     return max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])

@@ -34,7 +34,7 @@ def replayed_truth(
     seed: int,
     defense: Defense,
 ) -> Truth:
-    """The private samples that a view is about.
+    """Return the private samples that a view is about.
 
     Args:
         data: Samples and labels (x, y), one pair per client.
@@ -54,7 +54,7 @@ def replayed_truth(
     joint = seen.clients == (SUM,)
     samples, batch = int(seen.known["samples"]) // summed, int(seen.known["batch"]) // summed
     if checkpoint == TRAINING:
-        used = _used(clients, seen, protocol, seed, defense)
+        used = _used_samples(clients, seen, protocol, seed, defense)
         ids = list(used) if joint else list(seen.clients)
         chosen = {v: used[v][:samples] for v in ids if v in used}
     else:
@@ -69,20 +69,20 @@ def replayed_truth(
         chosen = {v: order_of(clients[v], victims, seed, streams)[:samples] for v in known}
     if len(set(ids)) < len(ids) or chosen.keys() != {*ids} or not ids:
         raise UserError(f"the run has no such victims as {', '.join(ids)}.")
-    if {len(one) for one in chosen.values()} != {samples}:
+    if {len(rows) for rows in chosen.values()} != {samples}:
         raise UserError(f"the victims did not use {samples} samples.")
     truth = truth_of([clients[v] for v in ids], chosen)
     return as_one(truth, batch) if joint else truth
 
 
-def _used(
+def _used_samples(
     clients: dict[str, Client],
     seen: Seen,
     protocol: ProtocolSettings,
     seed: int,
     defense: Defense,
 ) -> dict[str, Tensor]:
-    """Indices of the samples that every client used in the view's round."""
+    """Return the indices of the samples that every client used in the view's round."""
     number = max((m.round for m in seen.messages), default=-1)
     if number not in recorded_rounds(protocol.rounds, seed):
         raise UserError(f"round {number} is none that is recorded.")

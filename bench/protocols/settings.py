@@ -40,19 +40,19 @@ last; `training`, rounds of the training itself."""
 
 
 def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
-    """How many of a run's `rounds` are played before a checkpoint's, or in all of them."""
+    """Return how many of a run's `rounds` are played before a checkpoint's, or in all of them."""
     ends = {"init": 0, "final": rounds, TRAINING: rounds}
     return ends[checkpoint] if checkpoint in ends else int(checkpoint.removeprefix("round-"))
 
 
 def recorded_rounds(rounds: int, seed: int) -> list[int]:
-    """Which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last, and
-    two that no plugin is told."""
+    """Return which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last,
+    and two that stay hidden from plugins."""
     known = {0, rounds // 2, rounds - 1}
     others = [number for number in range(rounds) if number not in known]
     secret = min(MOST_RECORDED - len(known), len(others))
-    drawn = numpy_generator(seed, "recorded rounds").choice(others, secret, replace=False)
-    return sorted(known.union(drawn.tolist()))
+    hidden = numpy_generator(seed, "recorded rounds").choice(others, secret, replace=False)
+    return sorted(known.union(hidden.tolist()))
 
 
 def evenly(rounds: int, points: int) -> list[int]:
@@ -280,18 +280,18 @@ class ThreatSettings(BaseModel):
         return [round(i * rounds / (self.rounds - 1)) for i in range(self.rounds)]
 
     def observed_work(self, protocol: ProtocolSettings) -> str:
-        """What a victim does in an observed round: batch 1, one step; of several rounds, how
-        many: batch 1, one step, in 11 rounds."""
+        """Return what a victim does in an observed round: batch 1, one step; of several rounds with
+        their number: batch 1, one step, in 11 rounds."""
         if self.recorded:
             return f"rounds of the training: {protocol.work}"
         if self.work == "trained":
-            found = protocol.work
+            text = protocol.work
         elif self.local_epochs == 1:
-            found = work_text(batch=self.batch, steps=self.local_steps)
+            text = work_text(batch=self.batch, steps=self.local_steps)
         else:
-            one = work_text(batch=self.batch, steps=self.local_steps)
-            found = f"{one} in each of {self.local_epochs} epochs"
-        return found if self.rounds == 1 else f"{found}, in {self.rounds} rounds"
+            epoch = work_text(batch=self.batch, steps=self.local_steps)
+            text = f"{epoch} in each of {self.local_epochs} epochs"
+        return text if self.rounds == 1 else f"{text}, in {self.rounds} rounds"
 
     def describe(self) -> str:
         """One line for a report's row."""

@@ -192,7 +192,7 @@ class SplitFederation(Federation):
         features, returned = self._serve(step, draws, {k: y for k, (_, y) in samples.items()})
         for key, members in step.groups.items():
             ids = [step.joined[i].id for i in members]
-            by_q = torch.stack([_through(sent[c], returned[c]) for c in ids])
+            by_q = torch.stack([_pull_back(sent[c], returned[c]) for c in ids])
             x, y = (torch.stack([samples[c][k] for c in ids]) for k in (0, 1))
             f = torch.stack([features[c] for c in ids]) if features else None
             self._descend(step, members, draws[key], (x, y, by_q, f))
@@ -254,10 +254,10 @@ class SplitFederation(Federation):
         else:
             slopes = [_loss_slope(o, m.targets) for o, m in zip(outputs, mixtures, strict=True)]
         values = [u.values for u in uploads.values()]
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             outputs, [*leaves.values(), *values], slopes, allow_unused=True, materialize_grads=True
         )
-        moves: State = dict(zip(names, found, strict=False))
+        moves: State = dict(zip(names, grads, strict=False))
         rate = step.work.lr / len(mixtures)
         if "direction" in self.defense.owns:  # of the mean, since a direction need not be linear
             mean, rate = {n: g / len(mixtures) for n, g in moves.items()}, step.work.lr
@@ -267,7 +267,7 @@ class SplitFederation(Federation):
         for name, move in moves.items():
             self.server[name] = self.server[name].detach() - rate * move
         returned = {}
-        for client, slope in zip(uploads, found[len(names) :], strict=True):
+        for client, slope in zip(uploads, grads[len(names) :], strict=True):
             part = Part(values=slope)
             step.wire.send([self._message(SMASHED_GRADIENT, SERVER, client, step, part)])
             (answer,) = step.wire.collect(client)
@@ -292,7 +292,8 @@ class SplitFederation(Federation):
         ]
 
     def _outputs(self, weights: State, mixtures: Sequence[Mixture], step: Step) -> list[Tensor]:
-        """Features or logits of every mixture; those cut alike run as one batch."""
+        """Return features or logits of every mixture; mixtures with the same cut run as one
+        batch."""
         outputs: dict[int, Tensor] = {}
         for cut in {m.cut: None for m in mixtures}:
             mine = [i for i, m in enumerate(mixtures) if m.cut == cut]
@@ -374,7 +375,7 @@ class SplitFederation(Federation):
         ) -> State:
             loss = SplitLoss(
                 network=self.network,
-                realize=self._realizing(draw),
+                realize=self._realization(draw),
                 mode=step.work.mode,
                 buffers=self.buffers,
                 cut=cut,
@@ -394,8 +395,8 @@ def _leaf(part: Part) -> Part:
     return replace(part, values=part.values.clone().requires_grad_())
 
 
-def _through(sent: _Sent, slope: Tensor) -> Tensor:
-    """The loss's gradient by the activations, from that by what was sent of them."""
+def _pull_back(sent: _Sent, slope: Tensor) -> Tensor:
+    """Return the loss's gradient by the activations, from the gradient by the sent values."""
     if sent.part.values is sent.q:
         return slope
     return torch.autograd.grad(sent.part.values, sent.q, slope)[0]

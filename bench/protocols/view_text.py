@@ -95,14 +95,15 @@ class KnownText(_Text):
     @field_validator("mechanisms")
     @classmethod
     def _as_they_are_made(cls, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of a plugin, which may not be loaded yet, are checked by the attack."""
-        for one in given:
-            kind = Mechanism.kinds.get(str(one.get("kind")))
+        """Check the mechanisms of leakbench; a plugin's may not be loaded yet, and the attack
+        checks them."""
+        for entry in given:
+            kind = Mechanism.kinds.get(str(entry.get("kind")))
             if kind is None:
                 continue
-            own = {f.name: one[f.name] for f in fields(kind) if f.name in one}
+            own = {f.name: entry[f.name] for f in fields(kind) if f.name in entry}
             if any(value != value for value in own.values()):
-                raise UserError(f"{one['kind']} has a setting that is no number")
+                raise UserError(f"{entry['kind']} has a setting that is no number")
             TypeAdapter(kind).validate_json(json.dumps(own), strict=True)
         return given
 

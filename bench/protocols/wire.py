@@ -68,7 +68,7 @@ class Wire:
         if self.keeps:
             self.logged += message.n_bytes
             # A copy again: who receives a message may change it.
-            self.log.append(_without_boxes(frozen(message)))
+            self.log.append(_strip_boxes(frozen(message)))
             if self.logged > self.most_bytes:
                 self.log.clear()
         if message.receiver == EVERYONE:
@@ -105,15 +105,15 @@ class Wire:
 
 def frozen(message: Message) -> Message:
     """A copy that shares no storage with a message, but for what is sealed."""
-    return message.with_parts({n: _copied(p) for n, p in message.parts.items()})
+    return message.with_parts({n: _copy(p) for n, p in message.parts.items()})
 
 
-def _copied(part: Part) -> Part:
+def _copy(part: Part) -> Part:
     present = None if part.present is None else part.present.detach().clone()
     return replace(part, values=part.values.detach().clone(), present=present)
 
 
-def _without_boxes(message: Message) -> Message:
+def _strip_boxes(message: Message) -> Message:
     sealed = message.sealed.items()
     return replace(
         message,

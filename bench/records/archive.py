@@ -28,7 +28,7 @@ def packed(records: Iterable[tuple[Kind, Outcome]]) -> bytes:
 
 
 def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
-    """Return the records of such a file by kind and key.
+    """Return the records of an archive by kind and key.
 
     Raises:
         FileNotFoundError: If there is none.

@@ -31,24 +31,24 @@ _ROUNDING = 1e-5
 
 
 def check_training(record: TrainOutcome, planned: PlannedTraining, devices: str) -> None:
-    """Raises UserError if a training's record is not one of its job. devices: of run.json."""
+    """Raise UserError if a training's record does not fit its job. devices: of run.json."""
     job = planned.job
-    claims = _of_record(record, planned.key, record.inputs == job, devices)
+    claims = _record_claims(record, planned.key, record.inputs == job, devices)
     _refuse(f"train record {planned.key} ({job.name})", claims)
     if isinstance(record, TrainRecord):
-        _refuse(f"train record {planned.key} ({job.name})", _of_training(record, job))
+        _refuse(f"train record {planned.key} ({job.name})", _training_claims(record, job))
 
 
 def check_attack(
     record: AttackOutcome, cell: Cell, trained: TrainOutcome | None, devices: str
 ) -> None:
-    """Raises UserError if an attack's record is not one of its job on that training."""
+    """Raise UserError if an attack's record does not fit its job on that training."""
     what = f"attack record {cell.key} ({cell.name}, seed {cell.seed})"
     same = record.inputs == AttackInputs.of(cell.job)
-    _refuse(what, _of_record(record, cell.key, same, devices))
+    _refuse(what, _record_claims(record, cell.key, same, devices))
     _refuse(what, iter([(record.train == cell.train_key, f"its training is {record.train}")]))
     if isinstance(record, AttackRecord) and record.is_scored:
-        _refuse(what, _of_attack(record, cell, trained))
+        _refuse(what, _attack_claims(record, cell, trained))
 
 
 def _refuse(what: str, claims: Claims) -> None:
@@ -57,7 +57,7 @@ def _refuse(what: str, claims: Claims) -> None:
             raise UserError(f"{what} contradicts its run: {words}.")
 
 
-def _of_record(record: Record, key: str, same_job: bool, devices: str) -> Claims:
+def _record_claims(record: Record, key: str, same_job: bool, devices: str) -> Claims:
     yield record.key == key, f"it is record {record.key or 'without a key'}"
     yield same_job, "its inputs are not those of its job in run.json"
     if isinstance(record, TrainRecord | AttackRecord):
@@ -66,7 +66,7 @@ def _of_record(record: Record, key: str, same_job: bool, devices: str) -> Claims
         yield 0 <= record.seconds < math.inf, f"it took {record.seconds} seconds"
 
 
-def _of_training(record: TrainRecord, job: TrainJob) -> Claims:
+def _training_claims(record: TrainRecord, job: TrainJob) -> Claims:
     clients, played = job.protocol.clients, record.rounds_played
     planned = job.protocol.rounds
     enough = played == planned or (record.diverged is not None and played <= planned)
@@ -108,7 +108,7 @@ def _of_training(record: TrainRecord, job: TrainJob) -> Claims:
         yield False, f"it was observed under {name}, which is none of its threats"
 
 
-def _of_attack(record: AttackRecord, cell: Cell, trained: TrainOutcome | None) -> Claims:
+def _attack_claims(record: AttackRecord, cell: Cell, trained: TrainOutcome | None) -> Claims:
     threat = cell.job.threat
     if not isinstance(trained, TrainRecord):
         yield False, f"it is done, and its training is {trained.status if trained else 'missing'}"
@@ -161,7 +161,7 @@ def _near(a: float | None, b: float | None) -> bool:
 
 
 def check_together(trainings: Iterable[PlannedTraining], read: Callable[..., Any]) -> None:
-    """Raises UserError if records of a run contradict each other.
+    """Raise UserError if records of a run contradict each other.
 
     All attacks on one observation have the same victims, samples and baselines, also where several
     trainings have the same truth. No two seeds have the same truth or the same baselines. Trainings

@@ -85,19 +85,20 @@ def read_outcome(path: Path | str, kind: Kind) -> TrainOutcome | AttackOutcome:
         UserError: If it is no such record.
     """
     content = read_bytes(path)
-    found: TrainOutcome | AttackOutcome
+    record: TrainOutcome | AttackOutcome
     for done in (True, False):
         try:
-            found = _adapter(kind, done).validate_json(content, context=RECORDED)
+            record = _adapter(kind, done).validate_json(content, context=RECORDED)
         except ValidationError:
             continue
-        return found
+        return record
     # This also holds what the quick way cannot: halves of characters.
     return outcome_of_json(read_json(path), kind, path)
 
 
 def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome | AttackOutcome:
-    """The record that a value of JSON stands for. Raises UserError, naming the place, if none."""
+    """Return the record that a JSON value stands for. Raises UserError, naming the place, if
+    none."""
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{place} is no record of leakbench.")
     adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
@@ -105,8 +106,8 @@ def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome |
 
 
 def check_kept(folder: Path, record: Record, begins: str = "") -> None:
-    """Check the files that a job left in its artifact folder, of all whose names begin so: that
-    they are there, are plain, and hold what the record says.
+    """Check a job's files whose names begin with `begins` in its artifact folder: they exist, are
+    plain, and match the record.
 
     Records of older versions list no files or no hashes; these are then not compared.
 

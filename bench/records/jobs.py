@@ -145,9 +145,9 @@ class AttackJob(Job):
 
     def before(self) -> Iterator[AttackJob]:
         """The attacks that must have gone before, the first of all first."""
-        for one in self.after:
-            yield from one.before()
-            yield one
+        for job in self.after:
+            yield from job.before()
+            yield job
 
     @cached_property
     def text(self) -> str:

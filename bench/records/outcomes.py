@@ -46,7 +46,7 @@ class Observation:
 
     @staticmethod
     def view_stem(stem: str, number: int) -> str:
-        """What the names of the files of one of several views begin with."""
+        """Return what the names of the files of one of several views begin with."""
         return f"{stem}-view-{number}"
 
     @property
@@ -104,7 +104,7 @@ class AttackInputs:
 
     @staticmethod
     def of(job: AttackJob) -> AttackInputs:
-        """Those of an attack."""
+        """Return the inputs of an attack."""
         own = {k: v for k, v in job.inputs().items() if k != "after"}
         return AttackInputs(**own, after=tuple(map(AttackInputs.of, job.after)))
 
@@ -371,5 +371,5 @@ AttackOutcome: TypeAlias = AttackRecord | NoResult
 
 
 def settled(record: TrainOutcome | AttackOutcome | None) -> bool:
-    """Whether a job need not be made again: failures and time-outs are tried again."""
+    """Return whether a job need not be made again: failures and time-outs are tried again."""
     return record is not None and record.status in ("done", "not_applicable")

@@ -131,10 +131,10 @@ class Recognised:
     def text(self) -> str:
         """7/12, with the baseline's number where that is a twentieth or more: 7/12 (1); of many
         samples 58 %."""
-        one, two = f"{self.count}/{self.of}", str(self.baseline)
+        own, baseline = f"{self.count}/{self.of}", str(self.baseline)
         if self.of > 999:
-            one, two = (f"{100 * n / self.of:.0f} %" for n in (self.count, self.baseline))
-        return f"{one} ({two})" if self.baseline >= 0.05 * self.of else one
+            own, baseline = (f"{100 * n / self.of:.0f} %" for n in (self.count, self.baseline))
+        return f"{own} ({baseline})" if self.baseline >= 0.05 * self.of else own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +161,10 @@ class Leaks:
 
     @cached_property
     def interval(self) -> Interval:
-        """Mean over victims with its 95 % interval, in [0, 1]."""
-        found = interval_of(list(self.outcomes.values()), (0.0, 1.0))
-        assert found is not None  # there is a victim
-        mean, lo, hi = (min(max(v, 0.0), 1.0) for v in (found.mean, found.lo, found.hi))
+        """Return the mean over victims with its 95 % interval, in [0, 1]."""
+        raw = interval_of(list(self.outcomes.values()), (0.0, 1.0))
+        assert raw is not None  # there is a victim
+        mean, lo, hi = (min(max(v, 0.0), 1.0) for v in (raw.mean, raw.lo, raw.hi))
         return Interval(mean=mean, lo=lo, hi=hi)
 
     @property
@@ -353,7 +353,8 @@ _FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings
 
 
 def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
-    """A row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's code."""
+    """Return a row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's
+    code."""
     flags = [
         {
             "code": f.code,
@@ -365,8 +366,8 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
-    found = {n: getattr(row, n) for n in names}
-    return {"schema": ROW_SCHEMA, **found, "leakage": row.leak_interval, "flags": flags}
+    values = {n: getattr(row, n) for n in names}
+    return {"schema": ROW_SCHEMA, **values, "leakage": row.leak_interval, "flags": flags}
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:

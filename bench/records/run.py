@@ -217,14 +217,14 @@ class Run(RunFacts):
 
     @classmethod
     def of(cls, value: Any, place: Path) -> Run:
-        """The run that a run.json describes; `place` is the file, for errors.
+        """Return the run that a run.json describes; `place` is the file, for errors.
 
         Raises UserError if that is no run, or not one of its own suite.
         """
         if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
             raise UserError(f"{place} must hold a suite and its trainings.")
-        found = checked(_adapter(), value, place, context=RECORDED)
-        return cls(trainings=_each_once(_planned(found, place), place), **found.facts())
+        file = checked(_adapter(), value, place, context=RECORDED)
+        return cls(trainings=_drop_repeats(_plan_trainings(file, place), place), **file.facts())
 
     def to_json_value(self) -> dict[str, Any]:
         """As run.json holds it."""
@@ -232,37 +232,37 @@ class Run(RunFacts):
         if not self.commands:
             del facts["commands"]
         trainings = [
-            {"key": t.key, **t.job.inputs(), "cells": [_listed(c) for c in t.cells]}
+            {"key": t.key, **t.job.inputs(), "cells": [_cell_entry(c) for c in t.cells]}
             for t in self.trainings
         ]
         return {"schema": SCHEMA, **facts, "trainings": trainings}
 
 
-def _listed(cell: Cell) -> dict[str, Any]:
+def _cell_entry(cell: Cell) -> dict[str, Any]:
     return {f.name: getattr(cell, f.name) for f in fields(CellEntry)}
 
 
-def _planned(found: RunFile, place: Path) -> Iterable[PlannedTraining]:
-    known = labels(found.suite)
-    for entry in found.trainings:
+def _plan_trainings(file: RunFile, place: Path) -> Iterable[PlannedTraining]:
+    known = labels(file.suite)
+    for entry in file.trainings:
         job = TrainJob(**{f.name: getattr(entry, f.name) for f in fields(TrainJob)})
         threats = {t.name for t in job.threats}
         cells = []
         for cell in entry.cells:
             attack = known.get(cell.label)
-            asked = attack and (attack.threat or found.suite.threats[0].name)
-            if attack is None or asked != cell.threat or cell.threat not in threats:
+            threat = attack and (attack.threat or file.suite.threats[0].name)
+            if attack is None or threat != cell.threat or cell.threat not in threats:
                 raise UserError(
                     f"{place} has a cell {cell.label} {cell.checkpoint} {cell.threat} that its "
                     "suite does not name."
                 )
-            made = attack_job(job, found.suite, known, cell.label, cell.checkpoint)
-            cells.append(Cell(key=cell.key, train_key=entry.key, job=made))
+            inputs = attack_job(job, file.suite, known, cell.label, cell.checkpoint)
+            cells.append(Cell(key=cell.key, train_key=entry.key, job=inputs))
         yield PlannedTraining(key=entry.key, job=job, cells=tuple(dict.fromkeys(cells)))
 
 
-def _each_once(trainings: Iterable[PlannedTraining], place: Path) -> tuple[PlannedTraining, ...]:
-    """The trainings, without those that are listed again, so that no victim counts twice.
+def _drop_repeats(trainings: Iterable[PlannedTraining], place: Path) -> tuple[PlannedTraining, ...]:
+    """Drop trainings that are listed again, which would count victims twice.
 
     Raises UserError if two records are of one training or attack, or two of these have one record.
     """
@@ -311,8 +311,8 @@ def attack_job(
     first = suite.threats[0].name
     threat = attack.threat or first
     after = [
-        attack_job(train, suite, known, other, checkpoint)
-        for other, entry in known.items()
+        attack_job(train, suite, known, name, checkpoint)
+        for name, entry in known.items()
         if entry.name in attack.after and (entry.threat or first) == threat
     ]
     return AttackJob(

@@ -100,12 +100,12 @@ def _read(path: Path, model: type[M]) -> M:
 
 
 def is_submission(folder: Path) -> bool:
-    """Whether a folder says that it is one, by either of its own files."""
+    """Return whether a folder says that it is one, by either of its own files."""
     return any((folder / name).exists() for name in (MANIFEST, SUBMISSION))
 
 
 def read_submission(folder: Path) -> Submission:
-    """Raises UserError naming the key that is wrong."""
+    """Read the submission. Raises UserError naming the key that is wrong."""
     return _read(folder / SUBMISSION, Submission)
 
 
@@ -117,25 +117,26 @@ def digest_of(folder: Path) -> str:
 
 
 def verified_beside(folder: Path) -> Path:
-    """Where reviewers keep what `leakbench verify --json` printed: beside the folder, in which a
-    submission may hold nothing that its author did not submit."""
+    """Return where reviewers keep what `leakbench verify --json` printed: beside the folder, in
+    which a submission may hold only its author's files."""
     return folder.with_name(f"{folder.name}.verified.json")
 
 
 def read_verified(folder: Path) -> Verified | None:
-    """The rerun of a folder that passed, of its files as they are; None if there is none.
+    """Return the passed rerun of a folder whose files have not changed since; None if there is
+    none.
 
     Raises UserError for a file that is none.
     """
     path = verified_beside(folder)
     if not path.is_file():
         return None
-    found = _read(path, Verified)
-    return found if found.passed and found.digest == digest_of(folder) else None
+    verified = _read(path, Verified)
+    return verified if verified.passed and verified.digest == digest_of(folder) else None
 
 
 def standing(verified: Verified | None) -> str:
-    """Whether anybody made a folder's figures again, in a sentence."""
+    """Return, in a sentence, whether anybody made a folder's figures again."""
     if verified is None:
         return (
             "Unverified: nobody made these figures again, from stored reconstructions or by a "

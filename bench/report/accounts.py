@@ -66,10 +66,10 @@ class AccountTable:
     accounts: tuple[Account, ...]
 
     def columns(self) -> list[LedgerColumn]:
-        """Claimed and proven epsilon; without those that no place has."""
+        """Return the columns of claimed and proven epsilon that have a value."""
         entries = [a.entry for a in self.accounts]
         units = dict.fromkeys(e.unit for e in entries if e.unit)
-        found = [
+        columns = [
             LedgerColumn(
                 head="claimed epsilon",
                 meaning=f"the paper's formula, per {' or '.join(units)}",
@@ -86,10 +86,10 @@ class AccountTable:
                 values=tuple(e.eps_record for e in entries),
             ),
         ]
-        return [c for c in found if any(v is not None for v in c.values)]
+        return [c for c in columns if any(v is not None for v in c.values)]
 
     def csv(self) -> str:
-        """A line for every place: the varied values, then all columns; empty where there is no
+        """Return a line for every place: the varied values, then all columns; empty without a
         number."""
         text, columns = io.StringIO(), self.columns()
         lines = csv.writer(text, lineterminator="\n")
@@ -100,7 +100,7 @@ class AccountTable:
 
 
 def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
-    """What the ledger says of a defense setting.
+    """Return what the ledger says of a defense setting over a run with some facts.
 
     Args:
         name: What an error should call the defense.
@@ -122,7 +122,8 @@ def accounts_over(
     facts: Mapping[str, Any],
     over: Mapping[str, Sequence[Any]],
 ) -> AccountTable:
-    """What the ledger says at every combination of some values, the last key's running fastest.
+    """Return what the ledger says at every combination of some values, the last key's running
+    fastest.
 
     Args:
         defense: Its name, or a+b.
@@ -134,7 +135,7 @@ def accounts_over(
     Raises:
         UserError: For an unknown key or one that is not clear, and as `account_of` does.
     """
-    where = {key: _room_of(registry, defense, key) for key in over}
+    where = {key: _section_of(registry, defense, key) for key in over}
     places = tuple(product(*over.values()))
     accounts = []
     for place in places:
@@ -149,7 +150,7 @@ def accounts_over(
 
 
 def checked_facts(given: Mapping[str, Any]) -> Facts:
-    """Facts of a run by name.
+    """Return the facts of a run by name, checked.
 
     Raises:
         UserError: For an unknown fact, a value of the wrong type or range, or no `parameters`.
@@ -171,8 +172,8 @@ def checked_facts(given: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def _room_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
-    """Whether a key is of `settings` or `facts`, and its name there."""
+def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
+    """Return whether a key is of `settings` or `facts`, and its name there."""
     members = defense.split("+")
     settings = [
         name if len(members) == 1 else f"{member}.{name}"
@@ -184,10 +185,10 @@ def _room_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
         for room, names in (("settings", settings), ("facts", list(_FACTS)))
         for name in names
     }
-    meant = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
+    matches = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise UserError(
             f"{key} is a setting of {defense} and a fact: write settings.{key} or facts.{key}."
         )

@@ -81,9 +81,9 @@ class Board:
 
 
 def boards(rows: Sequence[Row]) -> list[Board]:
-    """All tables in the order of the rows."""
-    found = enumerate(tables(rows), start=1)
-    return [_board(f"t{number}", title, members) for number, (title, members) in found]
+    """Return all tables in the order of the rows."""
+    numbered = enumerate(tables(rows), start=1)
+    return [_board(f"t{number}", title, members) for number, (title, members) in numbered]
 
 
 def _board(name: str, title: str, rows: list[Row]) -> Board:
@@ -140,8 +140,9 @@ class Pieces:
 
 
 def details(board: Board) -> dict[str, Any]:
-    """What opened rows show, for JSON: most of it is the same in many rows, so every piece is kept
-    once. Integers under threat, words, reasons, flags, reason, floor and notes are its places."""
+    """Return what opened rows show, for JSON. Most of it is the same in many rows, so every piece
+    is kept once: integers under threat, words, reasons, flags, reason, floor and notes are its
+    places."""
     pieces = Pieces()
     return {
         "pieces": pieces.all,
@@ -172,7 +173,7 @@ def _row(row: Row, flags: Sequence[Chip], pieces: Pieces) -> dict[str, Any]:
 
 
 def _attack(entry: AttackEntry, pieces: Pieces) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "status": entry.status,
         "reason": None if entry.reason is None else pieces.place(entry.reason),
         "threat": entry.threat,
@@ -189,12 +190,12 @@ def _attack(entry: AttackEntry, pieces: Pieces) -> dict[str, Any]:
         "notes": [pieces.place(n) for n in entry.notes],
         "convergence": entry.convergence and _rounded(vars(entry.convergence)),
     }
-    return {k: v for k, v in found.items() if v not in (None, [], {})}
+    return {k: v for k, v in fields.items() if v not in (None, [], {})}
 
 
 def _rounded(value: Any, digits: int = DIGITS) -> Any:
-    """Floats at any depth with so many significant digits; whole ones as integers, those that are
-    not finite as text."""
+    """Round floats at any depth to some significant digits; whole ones become integers, those that
+    are not finite text."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return str(value)

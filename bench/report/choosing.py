@@ -16,58 +16,58 @@ T = TypeVar("T")
 
 
 def find(cells: Sequence[Cell], text: str) -> Cell:
-    """The cell of a key, of a unique prefix of one (4 digits or more), or of words separated by
-    slashes that fit it alone: digits/lenet/spm/dlg/final.
+    """Return the cell of a key, of a unique prefix of a key (4 digits or more), or of words
+    separated by slashes: digits/lenet/spm/dlg/final.
 
     Raises:
         UserError: For a word that fits no cell, with the nearest, and for words that fit several or
             none together, with the candidates.
     """
     if _PREFIX.fullmatch(text):
-        found = [c for c in cells if c.key.startswith(text)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"'{text}' begins several keys: {_listed(found)}.")
+        matches = [c for c in cells if c.key.startswith(text)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise UserError(f"'{text}' begins several keys: {_list_cells(matches)}.")
     words = [w.strip() for w in text.split("/") if w.strip()]
     known = {w for c in cells for w in c.words}
     for word in words:
         if word not in known:
             raise UserError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
-    found = [c for c in cells if all(w in c.words for w in words)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise UserError(f"no cell is all of '{text}' at once; there are {_listed(cells)}.")
+    matches = [c for c in cells if all(w in c.words for w in words)]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise UserError(f"no cell is all of '{text}' at once; there are {_list_cells(cells)}.")
     raise UserError(
-        f"'{text}' fits {len(found)} cells; give more words or a key: {_listed(found)}."
+        f"'{text}' fits {len(matches)} cells; give more words or a key: {_list_cells(matches)}."
     )
 
 
-def _listed(cells: Sequence[Cell]) -> str:
-    shown = [f"{c.key[:8]} {c.protocol}/{c.name}/seed={c.seed}" for c in cells[:_SHOWN]]
-    more = len(cells) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _list_cells(cells: Sequence[Cell]) -> str:
+    names = [f"{c.key[:8]} {c.protocol}/{c.name}/seed={c.seed}" for c in cells[:_SHOWN]]
+    more = len(cells) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 _FILTERS = ("protocol", "dataset", "model", "defense", "checkpoint")
 
 
 def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
-    """Raises UserError if a filter's value occurs nowhere, naming what does."""
+    """Raise UserError if a filter's value occurs nowhere, with the values that occur."""
     values = {str(k) for k in known}
     if value is not None and str(value) not in values:
         raise UserError(did_you_mean(name, str(value), sorted(values)))
 
 
-def with_values(found: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]:
-    """Those whose attributes have the wanted values (None: any).
+def with_values(items: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]:
+    """Return the items whose attributes have the wanted values (None: any).
 
     Raises:
         UserError: For an attribute of no filter, and for a value that occurs nowhere.
     """
     for key, value in wanted.items():
         check_wanted("filter", key, _FILTERS)
-        check_wanted(key, value, (getattr(f, key) for f in found))
+        check_wanted(key, value, (getattr(f, key) for f in items))
     given = {k: v for k, v in wanted.items() if v is not None}
-    return [f for f in found if all(getattr(f, k) == v for k, v in given.items())]
+    return [f for f in items if all(getattr(f, k) == v for k, v in given.items())]

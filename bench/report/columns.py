@@ -93,7 +93,7 @@ class Column:
     attack: str = ""
 
     def of(self, row: Row) -> Shown:
-        """What it shows of a row."""
+        """Return what it shows of a row."""
         return NOTHING if self.shown is None else self.shown(row)
 
 
@@ -101,15 +101,15 @@ class Column:
 
 
 def figure(value: float, metric: str = "ssim") -> str:
-    """0.908; errors of records, which span decades, with three digits: 4.1e-8."""
-    return error_number(value) if metric == "mse" else _fixed(value, 3)
+    """Format a score, 0.908; errors of records, which span decades, with three digits: 4.1e-8."""
+    return error_number(value) if metric == "mse" else _format_fixed(value, 3)
 
 
 def bounds(value: Interval, metric: str = "ssim") -> str:
     """[0.88, 0.94]."""
     if metric == "mse":
         return f"[{error_number(value.lo, 2)}, {error_number(value.hi, 2)}]"
-    return f"[{_fixed(value.lo, 2)}, {_fixed(value.hi, 2)}]"
+    return f"[{_format_fixed(value.lo, 2)}, {_format_fixed(value.hi, 2)}]"
 
 
 def interval_text(value: Interval | None, metric: str = "ssim") -> str:
@@ -118,7 +118,7 @@ def interval_text(value: Interval | None, metric: str = "ssim") -> str:
 
 
 def supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
-    """0.5 [0.3, 0.7]: a mean with its interval, in the digits that this supports."""
+    """Format a mean with its interval in the digits that the interval supports: 0.5 [0.3, 0.7]."""
     return " ".join(supported_parts(value, seeds, unit))
 
 
@@ -130,20 +130,20 @@ def supported_parts(value: Interval, seeds: Sequence[int], unit: float = 1.0) ->
     digits = 1 if len(seeds) == 1 or wide >= 0.0995 else 2 if wide >= 0.00995 else 3
     digits = max(0, digits - round(math.log10(unit)))
     ends = (unit * v for v in (value.mean, value.lo, value.hi))
-    mean, lo, hi = (_fixed(v, digits).replace("-", "−") for v in ends)
+    mean, lo, hi = (_format_fixed(v, digits).replace("-", "−") for v in ends)
     return mean, f"[{lo}, {hi}]"
 
 
 def error_number(value: float, digits: int = 3) -> str:
-    """An error of records, which spans decades, with so many significant digits: 4.1e-8."""
-    return _trimmed(f"{value:.{digits}g}")
+    """Format an error of records, which spans decades, with some significant digits: 4.1e-8."""
+    return _trim_exponent(f"{value:.{digits}g}")
 
 
 def two_digits(value: float, metric: str) -> str:
     """0.52; of errors that would be 0.00 one digit, 7e-17: a narrow column holds no more."""
     if metric != "mse" or 0.01 <= value < 100:
         return f"{value:.2f}"
-    return error_number(value, 2) if value == 0 or value >= 100 else _trimmed(f"{value:.0e}")
+    return error_number(value, 2) if value == 0 or value >= 100 else _trim_exponent(f"{value:.0e}")
 
 
 def epsilon_text(value: float | None) -> str:
@@ -151,13 +151,13 @@ def epsilon_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}".replace("e+0", "e")
 
 
-def _fixed(value: float, digits: int) -> str:
-    """So many decimals, without a minus before zero."""
+def _format_fixed(value: float, digits: int) -> str:
+    """Format with a fixed number of decimals, without a minus before zero."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
-def _trimmed(number: str) -> str:
-    """4.1e-08 as 4.1e-8, 1e+03 as 1e3."""
+def _trim_exponent(number: str) -> str:
+    """Shorten an exponent: 4.1e-08 to 4.1e-8, 1e+03 to 1e3."""
     return number.replace("e+0", "e").replace("e-0", "e-")
 
 
@@ -192,17 +192,17 @@ def _defense(row: Row) -> Shown:
     return Shown(text=row.setting, narrow=" ".join([row.defense, *values]))
 
 
-def _claimed(row: Row) -> Shown:
+def _claimed_epsilon(row: Row) -> Shown:
     if not row.unit:
         return _epsilon(row.eps_claimed)
     violated = row.audit is not None and row.audit.verdict_claim == "violated"
     text = epsilon_text(row.eps_claimed)
     narrow = f"{text}/{row.unit[:2]}{'!' if refuted(row) else ''}"
-    shown = _epsilon(row.eps_claimed, narrow=narrow)
-    return replace(shown, beside=f"/{row.unit}", mark="!" if violated else "")
+    figure = _epsilon(row.eps_claimed, narrow=narrow)
+    return replace(figure, beside=f"/{row.unit}", mark="!" if violated else "")
 
 
-def _audited(row: Row) -> Shown:
+def _epsilon_bound(row: Row) -> Shown:
     """5.9+!: the audit's bound, whether the draws limit it, whether it refutes claim or proof."""
     if not row.audit:
         return NOTHING
@@ -211,9 +211,9 @@ def _audited(row: Row) -> Shown:
 
 
 def refuted(row: Row) -> bool:
-    """Whether the audit certifies more than is claimed or proven."""
-    found = row.audit
-    return found is not None and "violated" in (found.verdict_claim, found.verdict_proof)
+    """Return whether the audit certifies more than is claimed or proven."""
+    audit = row.audit
+    return audit is not None and "violated" in (audit.verdict_claim, audit.verdict_proof)
 
 
 def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
@@ -222,7 +222,7 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
         if entry is None:
             return NOTHING
         if metric in entry.scores:
-            return _scored(entry, metric)
+            return _score(entry, metric)
         if entry.status == "done":  # it answers with something else
             return NOTHING
         style = "none" if entry.status in ("not_applicable", "pending") else "bad"
@@ -232,24 +232,24 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
     return shown
 
 
-def _scored(entry: AttackEntry, metric: str) -> Shown:
+def _score(entry: AttackEntry, metric: str) -> Shown:
     score = entry.scores[metric]
     marks = [
         (entry.status == "pending", "(pending)", "…"),
         (spared(entry), SPARED, SPARED),
         (bool(entry.failed), f"({entry.failed} failed)", f" ({entry.failed}!)"),
     ]
-    shown = shown_interval(score, metric)
+    figure = shown_interval(score, metric)
     return replace(
-        shown,
+        figure,
         style=_shade(entry, score, metric),
         mark=" ".join(mark for holds, mark, _ in marks if holds),
-        narrow=shown.brief + "".join(sign for holds, _, sign in marks if holds),
+        narrow=figure.brief + "".join(sign for holds, _, sign in marks if holds),
     )
 
 
 def spared(entry: AttackEntry) -> bool:
-    """Whether victims that earlier attacks had reconstructed have those attacks' answers."""
+    """Return whether victims that earlier attacks had reconstructed have those attacks' answers."""
     return any("victims were spared" in note for note in entry.notes)
 
 
@@ -263,7 +263,7 @@ def _shade(entry: AttackEntry, score: Interval, metric: str) -> str:
 
 
 def shade(leaked: float) -> str:
-    """Class of the style sheet for a leak in [0, 1]: h1 to h9, "" for none."""
+    """Return the class of the style sheet for a leakage in [0, 1]: h1 to h9, "" for none."""
     step = min(math.ceil(leaked * _SHADES), _SHADES)
     return f"h{step}" if step > 0 else ""
 
@@ -287,7 +287,7 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
 
 
 def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
-    """Floors by metric: {"ssim": "0.26/0.66"} (looking at nothing / told the labels)."""
+    """Return floors by metric: {"ssim": "0.26/0.66"} (no information / labels only)."""
     texts = {}
     for metric in dict.fromkeys(metrics.values()):
         entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
@@ -299,26 +299,27 @@ def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
 
 
 def _case(name: str) -> Callable[[Row], Shown]:
-    """name: `choice` or `worst`."""
+    """Return the reader of a worst case. name: `choice` or `worst`."""
 
-    def shown(row: Row) -> Shown:
+    def read(row: Row) -> Shown:
         case: WorstCase | None = getattr(row, name)
         if not case:
             return NOTHING
-        found = shown_interval(case.interval, case.metric)
+        figure = shown_interval(case.interval, case.metric)
         label = "" if case.metric == "ssim" else f"{TITLES[case.metric]} "
         return replace(
-            found,
-            text=label + found.text,
+            figure,
+            text=label + figure.text,
             beside=case.attack,
             style=_shade(row.attacks[case.attack], case.interval, case.metric),
         )
 
-    return shown
+    return read
 
 
-def _supported(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
-    """A mean with its interval, in the digits that this supports. unit: 100 shows points."""
+def _rounded_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
+    """A mean with its interval, in the digits that the interval supports. unit: 100 shows
+    points."""
     if value is None:
         return NOTHING
     text, ends = supported_parts(value, row.seeds, unit)
@@ -326,8 +327,8 @@ def _supported(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
 
 
 def _recognised(row: Row) -> Shown:
-    found = None if row.leaks is None else row.leaks.recognised
-    return NOTHING if found is None else Shown(text=found.text, value=f"{found.count}")
+    count = None if row.leaks is None else row.leaks.recognised
+    return NOTHING if count is None else Shown(text=count.text, value=f"{count.count}")
 
 
 def _flags(row: Row) -> Shown:
@@ -347,25 +348,25 @@ def three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable
     """An interval's mean and ends."""
 
     return {
-        n: _inside(read, part) for n, part in zip(ends(name), ("mean", "lo", "hi"), strict=True)
+        n: _read_part(read, part) for n, part in zip(ends(name), ("mean", "lo", "hi"), strict=True)
     }
 
 
-def _plain(*names: str) -> dict[str, Callable[[Any], Any]]:
-    """Fields of a row or entry as they are."""
+def _read_fields(*names: str) -> dict[str, Callable[[Any], Any]]:
+    """Return readers of a row's or entry's fields."""
     return {name: attrgetter(name) for name in names}
 
 
-def _inside(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
-    """A field of a part, None where there is no such part."""
+def _read_part(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
+    """Return a reader of a part's field, None where the row has no such part."""
     return lambda whole: getattr(read(whole), name, None)
 
 
-def _of_recognised(name: str) -> Callable[[Row], Any]:
+def _recognised_field(name: str) -> Callable[[Row], Any]:
     return lambda row: row.leaks and row.leaks.recognised and getattr(row.leaks.recognised, name)
 
 
-def _by(name: str, metric: str) -> Callable[[Row], Interval | None]:
+def _case_interval(name: str, metric: str) -> Callable[[Row], Interval | None]:
     def read(row: Row) -> Interval | None:
         case: WorstCase | None = getattr(row, name)
         return case.interval if case and case.metric == metric else None
@@ -373,11 +374,11 @@ def _by(name: str, metric: str) -> Callable[[Row], Interval | None]:
     return read
 
 
-def _of_case(name: str) -> dict[str, Callable[[Row], Any]]:
+def _case_fields(name: str) -> dict[str, Callable[[Row], Any]]:
     return {
-        f"{name}_attack": _inside(attrgetter(name), "attack"),
-        **three(f"{name}_ssim", _by(name, "ssim")),
-        **three(f"{name}_mse", _by(name, "mse")),
+        f"{name}_attack": _read_part(attrgetter(name), "attack"),
+        **three(f"{name}_ssim", _case_interval(name, "ssim")),
+        **three(f"{name}_mse", _case_interval(name, "mse")),
     }
 
 
@@ -418,7 +419,7 @@ _EPSILONS = (
         title="ε claimed",
         heading="eps\nclaim",
         note="claimed",
-        shown=_claimed,
+        shown=_claimed_epsilon,
     ),
     Column(
         name="eps proven",
@@ -431,7 +432,7 @@ _EPSILONS = (
         name="eps audited",
         title="ε audited",
         note="audited",
-        shown=_audited,
+        shown=_epsilon_bound,
     ),
 )
 _CHOICE = Column(
@@ -446,7 +447,7 @@ _LEAK = Column(
     title="leakage",
     heading="leakage",
     note="leak",
-    shown=lambda row: _supported(row, row.leak_interval),
+    shown=lambda row: _rounded_interval(row, row.leak_interval),
 )
 _RECOGNISED = Column(
     name="recognised",
@@ -460,7 +461,7 @@ _DROP = Column(
     title="accuracy drop",
     heading="drop",
     note="lost",
-    shown=lambda row: _supported(row, row.accuracy_drop, unit=100),
+    shown=lambda row: _rounded_interval(row, row.accuracy_drop, unit=100),
 )
 _BOUND = Column(
     name="upper bound",
@@ -477,28 +478,28 @@ _FLAGS = Column(
     shown=_flags,
 )
 ROW: Mapping[str, Callable[[Row], Any]] = {
-    **_plain("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting"),
+    **_read_fields("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting"),
     **three("leakage", attrgetter("leak_interval")),
     "tied_for_best": attrgetter("marks.best"),
     "like_undefended": attrgetter("marks.undefended"),
-    "recognised": _of_recognised("count"),
-    "recognised_of": _of_recognised("of"),
-    "recognised_by_baseline": _of_recognised("baseline"),
+    "recognised": _recognised_field("count"),
+    "recognised_of": _recognised_field("of"),
+    "recognised_by_baseline": _recognised_field("baseline"),
     **three("accuracy_drop", attrgetter("accuracy_drop")),
     **three("accuracy", attrgetter("accuracy")),
     **three("personal_accuracy", attrgetter("personal_accuracy")),
-    **_plain("eps_claimed", "unit", "eps_record", "delta"),
+    **_read_fields("eps_claimed", "unit", "eps_record", "delta"),
     **{
-        name: _inside(attrgetter("audit"), name)
+        name: _read_part(attrgetter("audit"), name)
         for name in ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
     },
-    **_plain("bytes_up", "bytes_down", "client_seconds"),
-    **_of_case("choice"),
-    **_of_case("worst"),
-    **_plain("threat", "observed"),
+    **_read_fields("bytes_up", "bytes_down", "client_seconds"),
+    **_case_fields("choice"),
+    **_case_fields("worst"),
+    **_read_fields("threat", "observed"),
     "trained": attrgetter("protocol_settings.work"),
     "seeds": lambda row: " ".join(map(str, row.seeds)),
-    **_plain("interval_over", "suite"),
+    **_read_fields("interval_over", "suite"),
     "flags": lambda row: "; ".join(map(explain.sentence, row.flags)),
 }
 """Every figure of a row that CSV and pandas have, by its name there, unrounded."""
@@ -527,7 +528,7 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
 
 
 def floor_column(metrics: Mapping[str, str]) -> Column:
-    """What needs no leak, by the metrics of some attacks."""
+    """Return the column of baselines, by the metrics of some attacks."""
     return Column(name="floor", title="floor", heading="floor", note="floor", shown=_floor(metrics))
 
 
@@ -551,7 +552,7 @@ def _brief_name(name: str) -> str:
     return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
 
 
-def _of_metric(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
+def _metric_fields(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
     def score(entry: AttackEntry) -> Interval | None:
         return entry.scores.get(metric)
 
@@ -562,10 +563,10 @@ def _of_metric(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
 
 
 ENTRY: Mapping[str, Callable[[AttackEntry], Any]] = {
-    **_plain("status", "reason", "threat", "is_floor", "n", "failed"),
-    **{name: read for metric in METRICS for name, read in _of_metric(metric).items()},
-    **_plain("seconds", "gradient_evaluations"),
-    "gain_at_twice_budget": _inside(attrgetter("convergence"), "gain"),
+    **_read_fields("status", "reason", "threat", "is_floor", "n", "failed"),
+    **{name: read for metric in METRICS for name, read in _metric_fields(metric).items()},
+    **_read_fields("seconds", "gradient_evaluations"),
+    "gain_at_twice_budget": _read_part(attrgetter("convergence"), "gain"),
     "notes": lambda entry: "; ".join(entry.notes),
 }
 """Every figure of an attack's entry that CSV and pandas have, by its name there."""

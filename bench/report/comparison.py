@@ -109,10 +109,10 @@ def compare_rows(
     if metric and not attack:
         raise UserError(f"--metric {metric} needs --attack: leakage is what rows are marked by.")
     chosen = next(c for c in reversed(run.suite.checkpoints) if checkpoint in (None, c))
-    trainings = _kept(run.trainings, only or {})
+    trainings = _filter(run.trainings, only or {})
     members = {row_id(heading(run, m[0], chosen)): m for m in settings_of(trainings)}
-    found = tables(rows_of(run, trainings, store, [chosen]))
-    pairs = list(_pairs(found, one, two))
+    groups = tables(rows_of(run, trainings, store, [chosen]))
+    pairs = list(_pairs(groups, one, two))
     read = cache(store.read)
     out = []
     for title, rows, first, second in pairs:
@@ -124,11 +124,11 @@ def compare_rows(
             records = (records_of(row, members[row_id(row)], read) for row in rows)
             values = [_scores(cells, attack, measure) for cells in records]
         means = (_mean(values[first]), _mean(values[second]))
-        out.append(_compared(title, rows, (first, second), attack, measure, values, means))
+        out.append(_compare_pair(title, rows, (first, second), attack, measure, values, means))
     return out
 
 
-def _compared(
+def _compare_pair(
     title: str,
     rows: Sequence[Row],
     places: tuple[int, int],
@@ -137,24 +137,24 @@ def _compared(
     values: Sequence[Outcomes],
     means: tuple[float, float],
 ) -> RowComparison:
-    """One comparison. values: per row its figures, of an attack its scores."""
+    """Compare two rows. values: each row's figures, or an attack's scores."""
     first, second = places
     sign = 1.0 if attack is None else sign_of(metric)
     for place in places:
         if not values[place]:
             what = f"{metric} of {attack}" if attack else "leakage"
             raise UserError(f"{rows[place].setting} has no {what} in {title}.")
-    base, other = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
-    if rows[other] is undefended(rows):
-        base, other = other, base
+    base, compared = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
+    if rows[compared] is undefended(rows):
+        base, compared = compared, base
     if attack is None:
-        found = row_differences(rows, base, also=(other,))
+        all_differences = row_differences(rows, base, also=(compared,))
     else:
-        kept = [i for i, one in enumerate(values) if one]
+        kept = [i for i, outcomes in enumerate(values) if outcomes]
         grown = [{s: sign * v for s, v in values[i].items()} for i in kept]
         some = differences(grown, kept.index(base))
-        found = [some[kept.index(i)] if i in kept else None for i in range(len(rows))]
-    difference = found[other]
+        all_differences = [some[kept.index(i)] if i in kept else None for i in range(len(rows))]
+    difference = all_differences[compared]
     if difference is None:
         raise UserError(
             f"{rows[first].setting} and {rows[second].setting} have no seed in common in {title}."
@@ -166,8 +166,8 @@ def _compared(
         attack=attack or "",
         metric=metric,
         means=means,
-        difference=difference if other == first else difference.reversed(),
-        rows=sum(d is not None for d in found),
+        difference=difference if compared == first else difference.reversed(),
+        rows=sum(d is not None for d in all_differences),
         drop=accuracy_drop(rows[first], rows[second]),
     )
 
@@ -177,11 +177,11 @@ def _leakage(row: Row) -> Outcomes:
 
 
 def _scores(cells: Mapping[str, Any], attack: str, metric: str) -> Outcomes:
-    """Seed -> an attack's score per victim."""
+    """Return an attack's score per victim by seed."""
     records = {
         seed: record
-        for found in cells.values()
-        for seed, record in found.get(attack, {}).items()
+        for by_attack in cells.values()
+        for seed, record in by_attack.get(attack, {}).items()
         if isinstance(record, AttackRecord) and metric in record.values
     }
     return {seed: np.array(r.values[metric]) for seed, r in records.items()}
@@ -195,21 +195,21 @@ def _mean(values: Outcomes) -> float:
 
 
 def _pairs(
-    found: Sequence[tuple[str, list[Row]]], one: str, two: str
+    groups: Sequence[tuple[str, list[Row]]], a: str, b: str
 ) -> Iterator[tuple[str, list[Row], int, int]]:
-    """Of every table that holds both rows its title, its rows, and the places of the two."""
-    everything = [row for _, rows in found for row in rows]
-    for text in (one, two):
+    """Yield the title, the rows and the two places of every table that holds both rows."""
+    everything = [row for _, rows in groups for row in rows]
+    for text in (a, b):
         if not any(_fits(row, text) for row in everything):
             names = dict.fromkeys(r.defense for r in everything)
             inner = dict.fromkeys(r.setting for r in everything if r.defense == _parts(text)[0])
             raise UserError(did_you_mean("row", text, list(inner or names)))
     pairs = 0
-    for title, rows in found:
-        matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (one, two)]
+    for title, rows in groups:
+        matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (a, b)]
         if not all(matches):
             continue
-        for text, fitting in zip((one, two), matches, strict=True):
+        for text, fitting in zip((a, b), matches, strict=True):
             if len(fitting) > 1:
                 several = ", ".join(rows[i].setting for i in fitting)
                 raise UserError(
@@ -217,12 +217,12 @@ def _pairs(
                 )
         (first,), (second,) = matches
         if first == second:
-            raise UserError(f"'{one}' and '{two}' are the same row, {rows[first].setting}.")
+            raise UserError(f"'{a}' and '{b}' are the same row, {rows[first].setting}.")
         pairs += 1
         yield title, rows, first, second
     if not pairs:
         raise UserError(
-            f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."
+            f"no table holds both '{a}' and '{b}'; rows of different tables have other victims."
         )
 
 
@@ -234,14 +234,14 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _fits(row: Row, text: str) -> bool:
-    name, wanted = _parts(text)
+    name, settings = _parts(text)
     return row.defense == name and all(
         k in row.settings and (short(row.settings[k]) == v or parse_value(v) == row.settings[k])
-        for k, v in wanted.items()
+        for k, v in settings.items()
     )
 
 
-def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
+def _filter(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
     facts = [
         {
             "protocol": t.job.protocol.name,
@@ -261,6 +261,6 @@ def _kept(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list
         if all(f[k] == str(v) for k, v in only.items())
     ]
     if not kept:
-        asked = ", ".join(f"{k}={v}" for k, v in only.items())
-        raise UserError(f"no training has {asked} at once.")
+        text = ", ".join(f"{k}={v}" for k, v in only.items())
+        raise UserError(f"no training has {text} at once.")
     return kept

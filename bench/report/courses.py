@@ -24,55 +24,55 @@ LEAST = 3
 
 
 def courses(table: Sequence[Row], rows: Sequence[Row]) -> list[Lines]:
-    """The plots of one table, those of its last checkpoint alone; none where nothing was measured
-    at three rounds.
+    """Return the plots of a table at its last checkpoint, none where fewer than three rounds were
+    measured.
 
     Args:
         table: Its rows.
         rows: All of the report: leaks after fewer rounds stand in other tables.
     """
     first, task = table[0], _task(table[0])
-    alike = [r for r in rows if _task(r) == task]
-    if any(_played(r) > _played(first) for r in alike):
+    same_task = [r for r in rows if _task(r) == task]
+    if any(_played(r) > _played(first) for r in same_task):
         return []
     trainings: dict[str, list[Row]] = {}
-    for row in alike:
+    for row in same_task:
         trainings.setdefault(same_training(row), []).append(row)
     number = groups(rows)
-    found = []
+    plots = []
     for name, (label, measure) in _MEASURES.items():
         points = [(row, measure(row, trainings[same_training(row)])) for row in table]
-        drawn = [(row, some) for row, some in points if len(some) >= LEAST]
-        if drawn:
-            every = [point for _, some in drawn for point in some]
-            found.append(
+        curves = [(row, some) for row, some in points if len(some) >= LEAST]
+        if curves:
+            every = [point for _, some in curves for point in some]
+            plots.append(
                 Lines(
                     name=name,
                     x=Scale(label="rounds", lo=0.0, hi=float(max(n for n, _ in every))),
                     y=_axis(name, label, [v for _, v in every]),
-                    lines=[(row.setting, some) for row, some in drawn],
-                    colours=[number[row.defense] for row, _ in drawn],
+                    lines=[(row.setting, some) for row, some in curves],
+                    colours=[number[row.defense] for row, _ in curves],
                     missing=tuple(r.setting for r, some in points if len(some) < LEAST),
                 )
             )
-    return found
+    return plots
 
 
 def _task(row: Row) -> tuple[object, ...]:
-    """What tables that differ in the checkpoint alone have in common."""
+    """Return what tables that differ only in the checkpoint have in common."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     return (row.suite, *data, *model, row.protocol_settings)
 
 
 def _accuracy(row: Row, checkpoints: Sequence[Row]) -> Points:
-    """Of the common model, or where there is none of the clients' own networks."""
-    return [(p.rounds, shown) for p in row.course if (shown := p.accuracy or p.personal_accuracy)]
+    """The common model's accuracy, else that of the clients' own networks."""
+    return [(p.rounds, value) for p in row.course if (value := p.accuracy or p.personal_accuracy)]
 
 
 def _leak(row: Row, checkpoints: Sequence[Row]) -> Points:
-    """At every checkpoint of the same training, in ascending order of rounds."""
-    found = [(_played(r), shown) for r in checkpoints if (shown := r.leak_interval) is not None]
-    return sorted(found, key=lambda point: point[0])
+    """The leakage at every checkpoint of the same training, by ascending rounds."""
+    points = [(_played(r), value) for r in checkpoints if (value := r.leak_interval) is not None]
+    return sorted(points, key=lambda point: point[0])
 
 
 def _epsilon(

@@ -41,19 +41,19 @@ Observed = Mapping[int, Mapping[str, AttackRecord]]
 
 
 def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
-    """One figure per victim."""
+    """Return one figure per victim."""
     return np.array(record.values[metric], dtype=np.float64)
 
 
-def entry_of(found: Sequence[AttackOutcome | None], threat: ThreatSettings) -> AttackEntry:
-    """One attack's entry: figures over all finished seeds, failures counted beside them; its
-    `convergence` is what its own records (None: there is none) say."""
-    records = [PENDING if r is None else r for r in found]
+def entry_of(outcomes: Sequence[AttackOutcome | None], threat: ThreatSettings) -> AttackEntry:
+    """Return one attack's entry: figures over all finished seeds, with failures counted;
+    `convergence` is None without records of it."""
+    records = [PENDING if r is None else r for r in outcomes]
     done = [r for r in records if isinstance(r, AttackRecord)]
     broken = [r for r in records if r.status in ("failed", "timeout")]
     pending = any(r.status == "pending" for r in records)
-    rest: Status = "pending" if pending else "done" if done else "not_applicable"
-    status = broken[0].status if broken else rest
+    other_status: Status = "pending" if pending else "done" if done else "not_applicable"
+    status = broken[0].status if broken else other_status
     victims = max((r.victims for r in done), default=threat.victims)
     scores = {
         metric: interval
@@ -88,7 +88,7 @@ def _interval(runs: Sequence[AttackRecord | DoubledRun], metric: str) -> Interva
 
 
 def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergence | None:
-    """What an attack gains from twice its budget, over victims and seeds; None where that was
+    """Return an attack's gain from twice its budget, over victims and seeds; None where that was
     not measured or there is no SSIM."""
     if not again:
         return None
@@ -99,7 +99,7 @@ def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergenc
 
 
 def _floor(measured: set[str], done: Sequence[AttackRecord]) -> dict[str, float]:
-    """Means of the floors of every metric that the attack has."""
+    """Return the mean floors of every metric that the attack has."""
     names = sorted({n for r in done for n in r.floors})
     return {
         n: _mean(tuple(chain.from_iterable(r.floors[n] for r in done if n in r.floors)))
@@ -117,7 +117,7 @@ def _mean(values: tuple[float, ...]) -> float:
 # --- over attacks -------------------------------------------------------------------------------
 
 
-def taken(
+def select_answers(
     records: Mapping[str, AttackRecord], metric: str, *, by_truth: bool
 ) -> tuple[np.ndarray, list[str]] | None:
     """Per victim of one observation the score of one attack's answer, and that attack's name.
@@ -153,8 +153,8 @@ def taken(
 def worst_case(
     by_threat: Mapping[str, Observed], metric: LeakMetric, *, by_truth: bool
 ) -> tuple[WorstCase, Leaks | None] | None:
-    """The worst over attacks, taken per victim and then averaged, under the threat where that leaks
-    most, with the victims' leakage (None without a baseline); None without a figure.
+    """Return the worst case over attacks, chosen per victim and then averaged, and the victims'
+    leakage (None without a baseline); None without a figure.
 
     Only attacks on the same observation are compared, so seed by seed, an attack that failed in one
     counting in the others. Named is the attack that is taken for most victims. Threats have
@@ -162,13 +162,13 @@ def worst_case(
     """
     cases = []
     for threat, by_seed in by_threat.items():
-        found = {
+        by_winner = {
             seed: t
             for seed, records in by_seed.items()
-            if (t := taken(records, metric, by_truth=by_truth))
+            if (t := select_answers(records, metric, by_truth=by_truth))
         }
-        names = [name for _, winners in found.values() for name in winners]
-        scores = {seed: values for seed, (values, _) in found.items()}
+        names = [name for _, winners in by_winner.values() for name in winners]
+        scores = {seed: values for seed, (values, _) in by_winner.items()}
         interval = interval_of(list(scores.values()), range_of(metric))
         if interval:
             known = dict.fromkeys(n for records in by_seed.values() for n in records)
@@ -176,17 +176,17 @@ def worst_case(
             case = WorstCase(attack=most, metric=metric, interval=interval)
             leaks = _leaks(threat, by_seed, scores, metric)
             if leaks is not None:
-                winners = {seed: names for seed, (_, names) in found.items()}
+                winners = {seed: names for seed, (_, names) in by_winner.items()}
                 leaks = replace(leaks, recognised=_recognised(by_seed, winners))
             floor = None if leaks is None else leaks.floor
-            cases.append((beyond(interval.mean, floor, metric), case, leaks))
+            cases.append((signed_leak(interval.mean, floor, metric), case, leaks))
     return max(cases, key=lambda c: c[0])[1:] if cases else None
 
 
 def _leaks(
     threat: str, by_seed: Observed, scores: Mapping[int, np.ndarray], metric: str
 ) -> Leaks | None:
-    """Leakage of every victim, whose mean is `beyond` of the mean score."""
+    """Return the leakage of every victim, whose mean is `signed_leak` of the mean score."""
     floors = {}
     for seed, values in scores.items():
         known = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
@@ -203,8 +203,8 @@ def _leaks(
 
 
 def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Recognised | None:
-    """Of the taken reconstructions the number of samples that are recognised, or records that match
-    exactly; None where that was not measured."""
+    """Count the samples that are recognised among the selected reconstructions, or the records that
+    match exactly; None where that was not measured."""
     count, of, baseline = 0.0, 0, 0.0
     for seed, names in winners.items():
         records = by_seed[seed]
@@ -219,10 +219,10 @@ def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Reco
     return Recognised(count=round(count), of=of, baseline=round(baseline))
 
 
-def beyond(score: float, floor: float | None, metric: str) -> float:
-    """Which part of the way from its floor to a perfect copy a score is, as `leak`, but below 0
-    where it stays below the floor. Without a floor, as in old files, a number that grows with the
-    leak."""
+def signed_leak(score: float, floor: float | None, metric: str) -> float:
+    """Return the part of the way from its floor to a perfect copy that a score has covered, as
+    `leak`, but below 0 where it stays below the floor. Without a floor, as in old files, return a
+    number that grows with the leakage."""
     if floor is None:
         return sign_of(metric) * score
     way = PERFECT.get(metric, 1.0) - floor

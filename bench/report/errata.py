@@ -34,7 +34,7 @@ class Erratum(BaseModel):
     reason: str
 
     def concerns(self, row: Row) -> bool:
-        """Whether it is about this row."""
+        """Return whether it is about this row."""
         named = self.defense in row.defense.split("+")
         return named and self.protocol in (None, row.protocol)
 

@@ -54,8 +54,8 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(_number, text.replace("\r\n", "\n"))
 
 
-def _number(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _number(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def one_line(text: str) -> str:
@@ -70,18 +70,18 @@ def markdown(text: str) -> str:
 
 
 def _inline(line: str) -> str:
-    shown = _ENTITY.sub("&amp;", line)
-    shown = "".join(_MARKDOWN.get(c, c) for c in shown)
-    shown = _BRACKET.sub("&#93;", _STAR.sub("&#42;", shown))
-    return _UNDERSCORE.sub(lambda found: f"&#{ord(found[0][0])};" * len(found[0]), shown)
+    text = _ENTITY.sub("&amp;", line)
+    text = "".join(_MARKDOWN.get(c, c) for c in text)
+    text = _BRACKET.sub("&#93;", _STAR.sub("&#42;", text))
+    return _UNDERSCORE.sub(lambda match: f"&#{ord(match[0][0])};" * len(match[0]), text)
 
 
 def markdown_paragraph(text: str) -> str:
-    """The same of a text that stands at the beginning of a line, and may hold `code`."""
+    """Escape a text at the beginning of a line, which may hold `code`."""
     pieces = re.split(r"(?<!`)`([^`]+)`(?!`)", one_line(text))
-    shown = "".join(markdown_code(p) if i % 2 else _inline(p) for i, p in enumerate(pieces)).strip()
-    begins = _BLOCK.match(shown)
-    return shown if begins is None else _as_entities(begins[0]) + shown[begins.end() :]
+    body = "".join(markdown_code(p) if i % 2 else _inline(p) for i, p in enumerate(pieces)).strip()
+    begins = _BLOCK.match(body)
+    return body if begins is None else _as_entities(begins[0]) + body[begins.end() :]
 
 
 def _as_entities(text: str) -> str:
@@ -89,11 +89,11 @@ def _as_entities(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """One line of code within Markdown, as a span that nothing in it ends."""
-    shown = one_line(text).strip()
-    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    space = " " if shown[:1] == "`" or shown[-1:] == "`" or not shown else ""
-    return f"{fence}{space}{shown}{space}{fence}"
+    """Return one line of code as a Markdown span that nothing in it ends."""
+    code = one_line(text).strip()
+    fence = "`" * (1 + max(map(len, re.findall("`+", code)), default=0))
+    space = " " if code[:1] == "`" or code[-1:] == "`" or not code else ""
+    return f"{fence}{space}{code}{space}{fence}"
 
 
 def csv_cell(value: Any) -> Any:
@@ -101,11 +101,11 @@ def csv_cell(value: Any) -> Any:
     before it. Numbers stay numbers, as texts too."""
     if not isinstance(value, str):
         return value
-    shown = visible(value)
-    first = shown.lstrip()
+    text = visible(value)
+    first = text.lstrip()
     if len(first) < 2 or first[0] not in _FORMULA or _is_number(first):
-        return shown
-    return f"'{shown}"
+        return text
+    return f"'{text}"
 
 
 def _is_number(text: str) -> bool:
@@ -132,7 +132,7 @@ def latex(text: str) -> str:
 
 
 def latex_row(cells: Sequence[str]) -> str:
-    """A table's row of cells in LaTeX, none of which the end of the row before takes for its own
+    """Return a table's row of cells in LaTeX, none of which the end of the row before takes for its
     argument."""
     line = " & ".join(cells) + r" \\"
     return f"{{}}{line}" if line[0] in "[*" else line

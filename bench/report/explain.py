@@ -42,23 +42,23 @@ _CHIP = 40
 
 
 def sentence(flag: Flag) -> str:
-    """The whole flag in words."""
-    return _filled(FLAGS[flag.code].text, flag)
+    """Return the whole flag in words."""
+    return _fill(FLAGS[flag.code].text, flag)
 
 
 def chip(flag: Flag) -> str:
-    """The flag in a few words."""
-    text = _filled(FLAGS[flag.code].chip, flag)
+    """Return the flag in a few words."""
+    text = _fill(FLAGS[flag.code].chip, flag)
     return text if len(text) <= _CHIP else f"{text[: _CHIP - 1]}…"
 
 
 def letters(flags: Sequence[Flag]) -> str:
-    """The letters of a row's flags, each once, in the order of LETTERS."""
-    found = {FLAGS[f.code].letter for f in flags}
-    return "".join(letter for letter in LETTERS if letter in found)
+    """Return the letters of a row's flags, each once, in the order of LETTERS."""
+    used = {FLAGS[f.code].letter for f in flags}
+    return "".join(letter for letter in LETTERS if letter in used)
 
 
-def _filled(template: str, flag: Flag) -> str:
+def _fill(template: str, flag: Flag) -> str:
     try:
         return template.format(**{**flag.values, "subject": flag.subject})
     except (KeyError, ValueError):  # a file from elsewhere may lack a value
@@ -66,5 +66,5 @@ def _filled(template: str, flag: Flag) -> str:
 
 
 def interval_words(rows: Sequence[Row]) -> str:
-    """What the rows' intervals are over."""
+    """Return what the rows' intervals are over."""
     return " or ".join(dict.fromkeys(f"95 % interval over {r.interval_over}" for r in rows))

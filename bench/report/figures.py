@@ -70,7 +70,7 @@ def pareto(
     Raises:
         UserError: If no row has both figures.
     """
-    return _drawn(plots.scatter(rows, "leak", among), width)
+    return _draw_scatter(plots.scatter(rows, "leak", among), width)
 
 
 def epsilon(
@@ -88,69 +88,69 @@ def epsilon(
     """
     if which not in EPSILONS:
         raise UserError(f"which must be {' or '.join(EPSILONS)}, got '{which}'.")
-    return _drawn(plots.scatter(rows, EPSILONS[which], among), width)
+    return _draw_scatter(plots.scatter(rows, EPSILONS[which], among), width)
 
 
 def trade(rows: Sequence[Row], *, width: str = "page") -> Figure:
-    """Leak, of the round in which it is most, against points of accuracy lost, of all tables of a
-    report.
+    """Draw the leakage in the leakiest round against the accuracy drop in points, for all tables of
+    a report.
 
     Raises:
         UserError: If too few settings are of use.
     """
-    shown = plots.trade(rows)
-    if shown is None:
+    scatter = plots.trade(rows)
+    if scatter is None:
         raise UserError("too few settings of these tables are of use: nothing to draw.")
-    return _drawn(shown, width)
+    return _draw_scatter(scatter, width)
 
 
-def lines(shown: Lines | None, *, width: str = "column") -> Figure:
-    """Figures by budget or over the rounds, with 95 % intervals. An attack whose SSIM still rises
-    with its budget was cut short.
+def lines(plot: Lines | None, *, width: str = "column") -> Figure:
+    """Draw figures by budget or over the rounds, with 95 % intervals. SSIM that still rises with
+    the budget means that the attack was cut short.
 
     Raises:
         UserError: If no attack was run at more than one budget.
     """
-    if shown is None:
+    if plot is None:
         raise UserError("no attack of this table was run at two budgets: nothing to draw.")
-    names = [*(name for name, _ in shown.lines), *map(_floor_name, shown.floors)]
-    missing = [f"not shown, without a figure: {name}" for name in shown.missing]
+    names = [*(name for name, _ in plot.lines), *map(_floor_name, plot.floors)]
+    missing = [f"not shown, without a figure: {name}" for name in plot.missing]
     with styled():
         figure, axes, _ = frame(width, [*names, *missing])
         handles = []
-        colours = shown.colours or range(len(shown.lines))
-        for number, ((_, points), colour) in enumerate(zip(shown.lines, colours, strict=True)):
+        colours = plot.colours or range(len(plot.lines))
+        for number, ((_, points), colour) in enumerate(zip(plot.lines, colours, strict=True)):
             handles.append(draw_line(axes, points, colour=colour, marker=number))
-        _scaled(axes, shown.x, "x")
-        _scaled(axes, shown.y, "y")
-        if shown.ticks:
-            axes.set_xticks([*shown.ticks], [*shown.ticks.values()])
-        handles += [_floor(axes, band) for band in shown.floors]
+        _scale_axis(axes, plot.x, "x")
+        _scale_axis(axes, plot.y, "y")
+        if plot.ticks:
+            axes.set_xticks([*plot.ticks], [*plot.ticks.values()])
+        handles += [_floor(axes, band) for band in plot.floors]
         legend(figure, handles, names, width, missing)
     return figure
 
 
-def heat(shown: Heat | None, *, width: str = "page") -> Figure:
-    """Leaks as a map, shaded from 0 (white) to 1, with the figures in it.
+def heat(plot: Heat | None, *, width: str = "page") -> Figure:
+    """Draw leakage as a map, shaded from 0 (white) to 1, with the figures in it.
 
     Raises:
         UserError: If there is nothing to draw.
     """
-    if shown is None or not shown.lines or not shown.columns:
+    if plot is None or not plot.lines or not plot.columns:
         raise UserError("no attack of this table has a figure: nothing to draw.")
-    lines = [textwrap.fill(name, 34) for name in shown.lines]
-    names, deep, turned = _heads(shown.columns)
+    lines = [textwrap.fill(name, 34) for name in plot.lines]
+    names, deep, turned = _heads(plot.columns)
     tall = [max(1.6, len(name.splitlines())) for name in lines]
     with styled():
         high = sum(tall) * _LINE_HEIGHT + deep + 0.5
         figure = Paper(figsize=(inches(width), high), layout="constrained")
         axes = figure.subplots()
         edges = [0.0, *itertools.accumulate(tall)]
-        leaks = [[math.nan if v is None else v for v in line] for line in shown.leaks]
+        leaks = [[math.nan if v is None else v for v in line] for line in plot.leaks]
         axes.pcolormesh(
-            range(len(shown.columns) + 1), edges, leaks, cmap="Oranges", vmin=0.0, vmax=1.5
+            range(len(plot.columns) + 1), edges, leaks, cmap="Oranges", vmin=0.0, vmax=1.5
         )
-        for y, texts in enumerate(shown.texts):
+        for y, texts in enumerate(plot.texts):
             for x, text in enumerate(texts):
                 middle = (edges[y] + edges[y + 1]) / 2
                 size = None if len(text) < 7 else "small"
@@ -194,16 +194,16 @@ def of_table(
         rows: All of the report.
         width: Of each.
     """
-    drawn: dict[str, Figure] = {}
+    by_name: dict[str, Figure] = {}
     if any(plots.utility(r) and r.worst for r in members) and (
         plots.scatter(members, "leak", rows).tells
     ):
-        drawn["pareto"] = pareto(members, among=rows, width=width)
+        by_name["pareto"] = pareto(members, among=rows, width=width)
     if spent := plots.budgets(members, members[0]):
-        drawn["budget"] = lines(spent, width=width)
+        by_name["budget"] = lines(spent, width=width)
     for over in courses(members, rows):
-        drawn[f"over_{over.name}"] = lines(over, width=width)
-    return drawn
+        by_name[f"over_{over.name}"] = lines(over, width=width)
+    return by_name
 
 
 def write_figures(
@@ -214,8 +214,8 @@ def write_figures(
     *,
     width: str = "column",
 ) -> list[Path]:
-    """Each protocol's overview, and every table's figures, written to OUT/figures as
-    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leaks by setting and attack), pareto,
+    """Write each protocol's overview and every table's figures to OUT/figures as
+    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leakage by setting and attack), pareto,
     epsilon_proven, epsilon_claimed, budget, over_accuracy and others over the rounds, and pictures
     (each setting's strongest attack).
 
@@ -229,9 +229,9 @@ def write_figures(
     place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
-    for shown in by_protocol(rows):
-        by_table = heat(plots.overview_map(shown))
-        paths += write(by_table, place / f"{shown.protocol}-overview", formats)
+    for protocol_overview in by_protocol(rows):
+        by_table = heat(plots.overview_map(protocol_overview))
+        paths += write(by_table, place / f"{protocol_overview.protocol}-overview", formats)
     for what, figure in of_report(rows).items():
         paths += write(figure, place / what, formats)
     for _, members in tables(rows):
@@ -240,18 +240,18 @@ def write_figures(
         names[name] += 1
         if names[name] > 1:
             name = f"{name}-{names[name]}"
-        drawn: dict[str, Figure] = {}
+        by_name: dict[str, Figure] = {}
         if (by_attack := plots.attacks_map(members)) is not None:
-            drawn["attacks"] = heat(by_attack)
+            by_name["attacks"] = heat(by_attack)
         for which, what in EPSILONS.items():
             if any(plots.utility(r) for r in members) and (
                 plots.scatter(members, what, rows).tells
             ):
-                drawn[f"epsilon_{what}"] = epsilon(members, which=which, among=rows, width=width)
-        drawn |= of_table(members, rows, width=width)
+                by_name[f"epsilon_{what}"] = epsilon(members, which=which, among=rows, width=width)
+        by_name |= of_table(members, rows, width=width)
         if strongest := grids.strongest(folder, cells, members):
-            drawn["pictures"] = grids.pictures(folder, strongest, width="page")
-        for what, figure in drawn.items():
+            by_name["pictures"] = grids.pictures(folder, strongest, width="page")
+        for what, figure in by_name.items():
             paths += write(figure, place / f"{name}-{what}", formats)
     return paths
 
@@ -259,33 +259,33 @@ def write_figures(
 # --- pieces -----------------------------------------------------------------------------------
 
 
-def _drawn(shown: Scatter, width: str) -> Figure:
-    entries = [_label(s, shown) for s in shown.spots]
-    entries += ["front"] * bool(shown.front) + list(map(_floor_name, shown.floors))
-    missing = [f"not shown, without a figure: {r.setting}" for r in shown.missing]
+def _draw_scatter(plot: Scatter, width: str) -> Figure:
+    entries = [_label(s, plot) for s in plot.spots]
+    entries += ["front"] * bool(plot.front) + list(map(_floor_name, plot.floors))
+    missing = [f"not shown, without a figure: {r.setting}" for r in plot.missing]
     with styled():
-        figure, axes, strip = frame(width, [*entries, *missing], strip=bool(shown.x.sides))
-        seen = zip(shown.spots, looks(shown.spots), strict=True)
-        handles = [_point(axes, strip, shown, spot, *look) for spot, look in seen]
-        _scaled(axes, shown.x, "x")
-        _scaled(axes, shown.y, "y")
+        figure, axes, strip = frame(width, [*entries, *missing], strip=bool(plot.x.sides))
+        seen = zip(plot.spots, looks(plot.spots), strict=True)
+        handles = [_draw_point(axes, strip, plot, spot, *look) for spot, look in seen]
+        _scale_axis(axes, plot.x, "x")
+        _scale_axis(axes, plot.y, "y")
         if strip is not None:
-            strip.set_xticks(range(len(shown.x.sides)), [SIDES[s] for s in shown.x.sides])
-            strip.set_xlim(-0.6, len(shown.x.sides) - 0.4)
-        if strip is not None and all(s.side for s in shown.spots):
+            strip.set_xticks(range(len(plot.x.sides)), [SIDES[s] for s in plot.x.sides])
+            strip.set_xlim(-0.6, len(plot.x.sides) - 0.4)
+        if strip is not None and all(s.side for s in plot.spots):
             axes.set_xticks([])
             axes.text(0.5, 0.5, "no finite epsilon", transform=axes.transAxes, ha="center")
-        on_axis = [s for i in shown.front if not (s := shown.spots[i]).side]
-        if shown.front:
+        on_axis = [s for i in plot.front if not (s := plot.spots[i]).side]
+        if plot.front:
             (line,) = axes.plot(
-                [_along(s, shown.x) for s in on_axis],
+                [_position(s, plot.x) for s in on_axis],
                 [s.y.mean for s in on_axis],
                 **_GREY,
                 drawstyle="steps-post",
                 label="front",
             )
             handles.append(line)
-        handles += [_floor(axes, band) for band in shown.floors]
+        handles += [_floor(axes, band) for band in plot.floors]
         legend(figure, handles, entries, width, missing)
     return figure
 
@@ -294,7 +294,7 @@ def frame(
     width: str, entries: Sequence[str], *, strip: bool = False
 ) -> tuple[Paper, Axes, Axes | None]:
     """An empty figure with room for its legend; strip: a second, narrow pair of axes."""
-    lines = sum(len(_wrapped(e, width).splitlines()) for e in entries)
+    lines = sum(len(_wrap(e, width).splitlines()) for e in entries)
     size = (inches(width), _AXES_HEIGHT + lines * _LINE_HEIGHT + 0.1)
     figure = Paper(figsize=size, layout="constrained")
     if not strip:
@@ -306,14 +306,14 @@ def frame(
     return figure, axes, beside
 
 
-def _point(
-    axes: Axes, strip: Axes | None, shown: Scatter, spot: Spot, colour: str, marker: str
+def _draw_point(
+    axes: Axes, strip: Axes | None, plot: Scatter, spot: Spot, colour: str, marker: str
 ) -> Line2D:
-    """A setting with its intervals."""
-    x, on = _along(spot, shown.x), axes
+    """Draw a setting with its intervals."""
+    x, on = _position(spot, plot.x), axes
     if spot.side and strip is not None:
-        x, on = shown.x.sides.index(spot.side) + spot.aside, strip
-    drawn = on.errorbar(
+        x, on = plot.x.sides.index(spot.side) + spot.aside, strip
+    container = on.errorbar(
         [x],
         [spot.y.mean],
         xerr=None if spot.side else bars([spot.x]),
@@ -326,24 +326,24 @@ def _point(
         elinewidth=0.6,
         capsize=0,
     )
-    line = drawn[0]
+    line = container[0]
     assert isinstance(line, Line2D)
     return line
 
 
-def _along(spot: Spot, scale: Scale) -> float:
-    """Where a setting stands; 0 has no place on a logarithmic axis but its left edge."""
+def _position(spot: Spot, scale: Scale) -> float:
+    """Return a setting's place on the x axis; 0 is drawn at the left edge of a logarithmic one."""
     return max(spot.x.mean, scale.lo) if scale.log else spot.x.mean
 
 
 def looks(spots: Sequence[Spot]) -> list[tuple[str, str]]:
-    """A colour per defense, and a marker that no other setting of this colour has."""
-    taken: Counter[str] = Counter()
+    """Return a colour per defense, and a marker that no other setting of this colour has."""
+    uses: Counter[str] = Counter()
     out = []
     for spot in spots:
         colour = COLOURS[spot.group % len(COLOURS)]
-        out.append((colour, MARKERS[taken[colour] % len(MARKERS)]))
-        taken[colour] += 1
+        out.append((colour, MARKERS[uses[colour] % len(MARKERS)]))
+        uses[colour] += 1
     return out
 
 
@@ -352,8 +352,8 @@ def bars(values: Sequence[Interval]) -> list[list[float]]:
     return [[v.mean - v.lo for v in values], [v.hi - v.mean for v in values]]
 
 
-def _scaled(axes: Axes, scale: Scale, which: str) -> None:
-    """Extent, ticks and label of one axis, with room for a mark at either end."""
+def _scale_axis(axes: Axes, scale: Scale, which: str) -> None:
+    """Set the extent, ticks and label of one axis, with room for a mark at either end."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     room = (scale.hi - scale.lo) * 0.03
     limits = (scale.lo - room, scale.hi + room)
@@ -372,7 +372,7 @@ def draw_line(
 ) -> Line2D:
     """A line through intervals, drawn at points of x with their bars."""
     x, y = zip(*points, strict=True)
-    drawn: Line2D = axes.errorbar(
+    line: Line2D = axes.errorbar(
         x,
         [at.mean for at in y],
         yerr=bars(y),
@@ -382,7 +382,7 @@ def draw_line(
         capsize=2,
         elinewidth=0.6,
     )[0]
-    return drawn
+    return line
 
 
 def _floor(axes: Axes, band: Band) -> Line2D:
@@ -414,7 +414,7 @@ def legend(
     blank = Line2D([], [], linestyle="none")
     figure.legend(
         [*handles, *(blank for _ in notes)],
-        [_wrapped(e, width) for e in [*entries, *notes]],
+        [_wrap(e, width) for e in [*entries, *notes]],
         loc="outside lower left",
         frameon=False,
         handlelength=1.6,
@@ -424,19 +424,19 @@ def legend(
     )
 
 
-def _wrapped(text: str, width: str) -> str:
+def _wrap(text: str, width: str) -> str:
     return "\n".join(textwrap.wrap(text, width=50 if width == "column" else 110)) or text
 
 
-def _label(spot: Spot, shown: Scatter) -> str:
+def _label(spot: Spot, plot: Scatter) -> str:
     row = spot.row
     parts = [row.setting]
-    if shown.name == "claimed" and row.unit:
+    if plot.name == "claimed" and row.unit:
         parts.append(f"per {row.unit}")
     if spot.hollow:
         parts.append("(own networks)")
     if spot.muted:
         parts.append("(no use)")
-    if shown.name != "leak" and spot.x.mean == 0:
+    if plot.name != "leak" and spot.x.mean == 0:
         parts.append("(epsilon 0, at the left edge)")
     return " ".join(parts)

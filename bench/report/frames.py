@@ -47,21 +47,21 @@ def line_of(row: Row) -> dict[str, Any]:
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
-    """One line per defense and table: the setting that leaks least of those that lose at most so
-    much accuracy, its leak and what it costs; where there is none, why."""
+    """Return one line per defense and table: the least leaky setting within the accuracy drop, its
+    leakage and its costs; where there is none, why."""
     from pandas import DataFrame
 
     return DataFrame(
         [
-            _of_verdict(line, head, verdict)
-            for found in overviews.by_protocol(rows, loss)
-            for line in found.lines
-            for head, verdict in zip(found.heads, line.verdicts, strict=True)
+            _verdict_line(line, head, verdict)
+            for summary in overviews.by_protocol(rows, loss)
+            for line in summary.lines
+            for head, verdict in zip(summary.heads, line.verdicts, strict=True)
         ]
     )
 
 
-def _of_verdict(
+def _verdict_line(
     line: overviews.DefenseLine, head: overviews.Head, verdict: overviews.Verdict
 ) -> dict[str, Any]:
     row, leakage = verdict.row, verdict.row and verdict.row.leak_interval
@@ -87,30 +87,30 @@ def _of_verdict(
 
 
 def overview_tables(rows: Sequence[Row], loss: float) -> list[tuple[str, DataFrame]]:
-    """The overview as text, by protocol: defenses by tables, and what they cost."""
+    """Return the overview as text, by protocol: defenses by tables, and their costs."""
     from pandas import DataFrame
 
-    made = []
-    for found in overviews.by_protocol(rows, loss):
-        heads = [" ".join(head.words) for head in found.heads]
+    frames = []
+    for summary in overviews.by_protocol(rows, loss):
+        heads = [" ".join(head.words) for head in summary.heads]
         frame = DataFrame(
-            found.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
+            summary.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
         )
-        settings = [", ".join(line.settings) for line in found.lines]
-        made.append((found.protocol, frame.assign(settings=settings)))
-    return made
+        settings = [", ".join(line.settings) for line in summary.lines]
+        frames.append((summary.protocol, frame.assign(settings=settings)))
+    return frames
 
 
 def course(rows: Sequence[Row]) -> DataFrame:
-    """One line per setting and round after which something was measured."""
+    """Return one line per setting and measured round."""
     from pandas import DataFrame
 
     lines: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def put(row: Row, rounds: int, found: Mapping[str, Any]) -> None:
+    def put(row: Row, rounds: int, figures: Mapping[str, Any]) -> None:
         same = {n: getattr(row, n) for n in ("protocol", "dataset", "model", "defense", "setting")}
         place = (same_training(row), rounds)
-        lines.setdefault(place, {**same, "rounds": rounds}).update(found)
+        lines.setdefault(place, {**same, "rounds": rounds}).update(figures)
 
     for row in rows:
         for point in row.course:

@@ -34,23 +34,23 @@ class Wall:
 
 
 def walls(rows: Sequence[Row], pictures: Pictures) -> list[Wall]:
-    """One per table at its last round that has pictures: of each defense the setting that leaks
-    least, whatever it costs, rebuilt by the attack that ranks it. Strips of other victims than the
-    first one's are left out."""
+    """Return one wall per table at its last round with pictures: each defense's least leaky
+    setting, reconstructed by the attack that ranks it. Strips of victims other than the first
+    strip's are left out."""
     final = [r for r in rows if r.checkpoint == "final"] or list(rows)
-    shown = overview(final, 1.0)
-    found = [
-        Wall(title=head.title, strips=_strips(shown, place, pictures))
-        for place, head in enumerate(shown.heads)
+    summary = overview(final, 1.0)
+    candidates = [
+        Wall(title=head.title, strips=_strips(summary, place, pictures))
+        for place, head in enumerate(summary.heads)
     ]
-    return [wall for wall in found if wall.strips][:MOST_WALLS]
+    return [wall for wall in candidates if wall.strips][:MOST_WALLS]
 
 
-def _strips(shown: Overview, place: int, pictures: Pictures) -> tuple[Strip, ...]:
+def _strips(summary: Overview, place: int, pictures: Pictures) -> tuple[Strip, ...]:
     cells = {(c["row"], c["attack"]): c for c in pictures["cells"]}
     sprites, truth = pictures["sprites"], None
     strips: list[Strip] = []
-    for line in shown.lines:
+    for line in summary.lines:
         row = line.verdicts[place].row
         case = None if row is None else row.ranking
         cell = None if row is None or case is None else cells.get((row_id(row), case.attack))

@@ -38,8 +38,9 @@ class _Line:
 def pictures(
     folder: Path, cells: Sequence[Cell], *, victims: int = 8, width: str = "page"
 ) -> Figure:
-    """Private images above each cell's reconstructions: the first `victims` of the run's order,
-    of each cell's first seed, never chosen by hand. Samples of a larger batch follow each other.
+    """Draw private images above each cell's reconstructions: the first `victims` of the run's
+    order, of each cell's first seed, never chosen by hand. Samples of a larger batch follow each
+    other.
 
     Raises UserError if no cell has pictures, or more than a page holds.
     """
@@ -47,29 +48,29 @@ def pictures(
     if isinstance(victims, bool) or not isinstance(victims, int) or victims < 1:
         raise UserError(f"victims must be a whole number >= 1, got {victims!r}.")
     cells = _first_seed(cells)
-    found = [(c, p) for c in cells if (p := _pair(folder, c)) is not None]
-    if not found:
+    pairs = [(c, p) for c in cells if (p := _pair(folder, c)) is not None]
+    if not pairs:
         raise UserError(
             f"none of {_some([c.name for c in cells])} has pictures: its attack rebuilds no "
             "images, did not apply, or the folder came without artifacts."
         )
-    if len(found) > MOST_LINES:
+    if len(pairs) > MOST_LINES:
         raise UserError(
-            f"{len(found)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
-            f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in found])}."
+            f"{len(pairs)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
+            f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in pairs])}."
         )
-    return _grid(_lines(found, victims), across)
+    return _grid(_lines(pairs, victims), across)
 
 
 def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Row]) -> list[Cell]:
-    """The cell of each row's strongest attack, those that have pictures (records have none); of a
-    long table the first rows. cells: of `leaderboard.cells_by_row`."""
+    """Return the cell of each row's strongest attack, where it has pictures; of a long table the
+    first rows. cells: of `leaderboard.cells_by_row`."""
     out: list[Cell] = []
     for row in rows[:MOST_LINES]:
-        wanted = row_id(row), row.ranking and row.ranking.attack
-        members = (c for name, c in cells if (name, c.label) == wanted)
-        found = next((c for c in members if _pair(folder, c) is not None), None)
-        out += [found] if found else []
+        target = row_id(row), row.ranking and row.ranking.attack
+        members = (c for name, c in cells if (name, c.label) == target)
+        cell = next((c for c in members if _pair(folder, c) is not None), None)
+        out += [cell] if cell else []
     return out
 
 
@@ -99,13 +100,13 @@ def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
     return list(first.values())
 
 
-def _lines(found: Sequence[tuple[Cell, tuple[Tensor, Tensor]]], victims: int) -> list[_Line]:
-    """Private images before the first line and wherever they are others; a line's name says what
+def _lines(pairs: Sequence[tuple[Cell, tuple[Tensor, Tensor]]], victims: int) -> list[_Line]:
+    """Return private images before the first line and wherever they change; a line's name says what
     differs between lines."""
-    differs = [len({part(c) for c, _ in found}) > 1 for part in _PARTS]
+    differs = [len({part(c) for c, _ in pairs}) > 1 for part in _PARTS]
     lines: list[_Line] = []
     last: Tensor | None = None
-    for cell, (truth, images) in found:
+    for cell, (truth, images) in pairs:
         private = truth.flatten(0, 1)[:victims]
         guess = images.flatten(0, 1)[:victims]
         if last is None or last.shape != private.shape or not torch.equal(last, private):
@@ -118,9 +119,9 @@ def _lines(found: Sequence[tuple[Cell, tuple[Tensor, Tensor]]], victims: int) ->
 
 
 def _words(cell: Cell) -> str:
-    """The setting in words that a narrow line can break between."""
-    shown = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in cell.settings.items())
-    return " ".join([cell.defense, *shown])
+    """Return the setting in words that a narrow line can break between."""
+    pairs = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in cell.settings.items())
+    return " ".join([cell.defense, *pairs])
 
 
 _PARTS: tuple[Callable[[Cell], str], ...] = (
@@ -154,9 +155,9 @@ def _grid(lines: Sequence[_Line], inches: float) -> Figure:
             axes.text(0.0, top - side / 2, text, va="center", ha="left", linespacing=1)
             for i, image in enumerate(line.images):
                 left = name + i * side
-                shown = image.movedim(0, -1).clamp(0, 1).numpy()
+                pixels = image.movedim(0, -1).clamp(0, 1).numpy()
                 axes.imshow(
-                    shown[..., 0] if shown.shape[-1] == 1 else shown,
+                    pixels[..., 0] if pixels.shape[-1] == 1 else pixels,
                     cmap="gray",
                     vmin=0,
                     vmax=1,
@@ -183,6 +184,6 @@ def _grid(lines: Sequence[_Line], inches: float) -> Figure:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(names))
-    more = len(shown) - 8
-    return ", ".join(shown[:8]) + (f" and {more} more" if more > 0 else "")
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - 8
+    return ", ".join(distinct[:8]) + (f" and {more} more" if more > 0 else "")

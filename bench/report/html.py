@@ -56,7 +56,7 @@ def page(
     subject: Subject | None = None,
     standing: str = "",
 ) -> str:
-    """The whole page as text.
+    """Return the whole page as text.
 
     Args:
         rows: Of the leaderboard.
@@ -69,11 +69,11 @@ def page(
     """
     as_json = as_json or text.to_leaderboard_json(rows)
     digest = hashlib.sha256(as_json.encode()).hexdigest()
-    found = boards(rows)
+    tables = boards(rows)
     overall = subject is None or subject.overall
-    shown = [_shown(b, rows, pictures) for b in found]
+    contents = [_board_values(b, rows, pictures) for b in tables]
     choices = overview.choices(rows) if overall else []
-    reasons = _reasons(found)
+    reasons = _reasons(tables)
     over = explain.interval_words(rows) or "95 % interval"
     texts = {k: t.replace("95 % interval", over) for k, t in explain.COLUMNS.items()}
     style, script = (source(f"report.{kind}") for kind in ("css", "js"))
@@ -95,13 +95,13 @@ def page(
             standing=standing,
             made_by=run.versions.get("leakbench", bench.__version__),
             digest=digest,
-            boards=shown,
+            boards=contents,
             filters=_filters(rows),
             texts=texts,
             over=over,
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
-            gaps=_gaps(found),
+            gaps=_gaps(tables),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
             trade=_images(figures.of_report(rows), "") if overall else [],
@@ -114,7 +114,7 @@ def page(
     )
 
 
-def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
+def _board_values(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
     own = _own(pictures, board.rows)
     return {
         "board": board,
@@ -125,9 +125,9 @@ def _shown(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, A
     }
 
 
-def _images(drawn: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
-    """What each figure shows, and the figure as an image element."""
-    named = [(figures.CHOICES[name], figure) for name, figure in drawn.items()]
+def _images(by_name: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
+    """Return what each figure shows, and the figure as an image element."""
+    named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
     return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
 
 
@@ -140,8 +140,8 @@ def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
     def place(number: int) -> int:
         return sprites.setdefault(pictures["sprites"][number], len(sprites))
 
-    def mine(one: Mapping[str, Any]) -> bool:
-        return one["row"] in places and one["attack"] in rows[places[one["row"]]].attacks
+    def mine(cell: Mapping[str, Any]) -> bool:
+        return cell["row"] in places and cell["attack"] in rows[places[cell["row"]]].attacks
 
     cells = [
         {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}
@@ -153,25 +153,25 @@ def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
-    """(key in the URL, label, values) of each select box."""
+    """Return (key in the URL, label, values) of each select box."""
     keys = ("protocol", "dataset", "model", "checkpoint", "defense")
     labels = {"checkpoint": "Round"}
     values = {k: list(dict.fromkeys(str(getattr(r, k)) for r in rows)) for k in keys}
-    return [(k, labels.get(k, k.capitalize()), found) for k, found in values.items()]
+    return [(k, labels.get(k, k.capitalize()), options) for k, options in values.items()]
 
 
-def _reasons(found: Sequence[Board]) -> dict[str, int]:
-    """Reasons that cells without a figure show when pressed, each with its place in the list."""
-    reasons = (c.reason for b in found for line in b.lines for c in line.cells if c.reason)
+def _reasons(tables: Sequence[Board]) -> dict[str, int]:
+    """Number the reasons that cells without a figure show when pressed."""
+    reasons = (c.reason for b in tables for line in b.lines for c in line.cells if c.reason)
     return {r: i for i, r in enumerate(dict.fromkeys(reasons))}
 
 
-def _gaps(found: Sequence[Board]) -> list[Gap]:
-    """Every reason of a failed, timed-out or inapplicable cell or training, with its cells;
+def _gaps(tables: Sequence[Board]) -> list[Gap]:
+    """Return every reason of a failed, timed-out or inapplicable cell or training, with its cells;
     failures first."""
     where: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-    sizes = {b.title: len(b.rows) for b in found}
-    for board in found:
+    sizes = {b.title: len(b.rows) for b in tables}
+    for board in tables:
         for row in board.rows:
             for gap in _gaps_of(row):
                 where.setdefault(gap, {}).setdefault(board.title, []).append(row.setting)
@@ -203,8 +203,8 @@ def _gaps_of(row: Row) -> Iterator[tuple[str, str, str]]:
 
 @cache
 def environment() -> Environment:
-    """Where pages are made: every value is escaped unless it is marked as safe."""
-    made = Environment(
+    """Return the templates' environment, which escapes every value not marked as safe."""
+    templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         finalize=seen_in_html,
@@ -212,9 +212,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["breakable"] = _breakable
-    made.filters["coded"] = _coded
-    return made
+    templates.filters["breakable"] = _breakable
+    templates.filters["coded"] = _coded
+    return templates
 
 
 @cache

@@ -82,16 +82,17 @@ def _part_words(run: Run) -> Iterator[str]:
 
 
 def _tasks(jobs: Iterable[TrainJob]) -> defaultdict[int, set[str]]:
-    """Each seed's tasks, as text: two that differ in the protocol alone are two."""
+    """Return each seed's tasks, as text; tasks that differ only in the protocol are two."""
     tasks = defaultdict[int, set[str]](set)
     for job in jobs:
-        found = job.inputs()
-        tasks[job.seed].add(canonical({k: found[k] for k in ("task", "protocol")}))
+        inputs = job.inputs()
+        tasks[job.seed].add(canonical({k: inputs[k] for k in ("task", "protocol")}))
     return tasks
 
 
 def row_id(row: Row) -> str:
-    """What names a row among all: hash of suite, task, protocol, defense setting, checkpoint."""
+    """Return what names a row among all: hash of suite, task, protocol, defense setting,
+    checkpoint."""
     return key_of(
         {
             "suite": row.suite,
@@ -125,7 +126,7 @@ def rows_of(
 ) -> list[Row]:
     """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
     # The suite of an older run may name a checkpoint twice.
-    wanted = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
+    chosen = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
     by_task: dict[str, list[list[PlannedTraining]]] = {}
     for members in settings_of(trainings):
         job, task = members[0].job, members[0].job.task
@@ -135,7 +136,7 @@ def rows_of(
     for settings in by_task.values():
         read = cache(records.read)  # until its task is done
         check_together(chain.from_iterable(settings), read)
-        tables = {c: _table(run, settings, read, c) for c in wanted}
+        tables = {c: _table(run, settings, read, c) for c in chosen}
         first = {canonical([r.defense, r.settings]): r for r in tables.get("init", ())}
         cells = [cell for members in settings for t in members for cell in t.cells]
         threats = {cell.threat: cell.job.threat for cell in cells}
@@ -160,14 +161,14 @@ def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraini
 
 
 def cells_by_row(run: Run) -> Iterator[tuple[str, Cell]]:
-    """All cells in the run's order, each after the `row_id` of its row."""
+    """Return all cells in the run's order, each after the `row_id` of its row."""
     for training in run.trainings:
         ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
         yield from ((ids[cell.checkpoint], cell) for cell in training.cells)
 
 
 def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
-    """A row of which nothing is known but what it is called by."""
+    """Return a row with only its identifying fields."""
     job = training.job
     return Row(
         suite=run.label,
@@ -203,29 +204,29 @@ def _table(
     read: Read,
     checkpoint: Checkpoint,
 ) -> list[Row]:
-    """The rows of one task at one checkpoint in their order, from each setting's trainings."""
+    """Return the rows of one task at one checkpoint, from each setting's trainings."""
     drafts = []
     for members in settings:
         read_all = ((t.job.seed, read("train", t.key)) for t in members)
-        found = {seed: r for seed, r in read_all if r is not None}
+        records = {seed: r for seed, r in read_all if r is not None}
         cells = [c for t in members for c in t.cells]
-        if found and (not cells or any(c.checkpoint == checkpoint for c in cells)):
-            row = _trained_row(run, members, checkpoint, found)
-            row = _attacked(row, members, read)
-            drafts.append((row, [*found.values()]))
-    measured = _measured([row for row, _ in drafts])
-    return ordered([_finished(row, trained, measured) for row, trained in drafts])
+        if records and (not cells or any(c.checkpoint == checkpoint for c in cells)):
+            row = _trained_row(run, members, checkpoint, records)
+            row = _add_attacks(row, members, read)
+            drafts.append((row, [*records.values()]))
+    measured = _convergences([row for row, _ in drafts])
+    return ordered([_finish_row(row, trained, measured) for row, trained in drafts])
 
 
 def _trained_row(
     run: Run,
     trainings: Sequence[PlannedTraining],
     checkpoint: Checkpoint,
-    found: Mapping[int, TrainOutcome],
+    records: Mapping[int, TrainOutcome],
 ) -> Row:
-    """A row with all that its trainings tell. found: their records by seed."""
+    """Fill a row with the figures of its trainings. records: by seed."""
     row = heading(run, trainings[0], checkpoint)
-    trained = {s: r for s, r in found.items() if isinstance(r, TrainRecord)}
+    trained = {s: r for s, r in records.items() if isinstance(r, TrainRecord)}
     row = replace(row, seeds=tuple(trained or (t.job.seed for t in trainings)))
     done = list(trained.values())
     if not done:
@@ -242,7 +243,7 @@ def _trained_row(
             s: r.personal_accuracy for s, r in trained.items() if r.personal_accuracy is not None
         },
         test_samples=min(r.test_samples for r in done),
-        personal_accuracy=accuracy_interval([_personal(r) for r in done]),
+        personal_accuracy=accuracy_interval([_personal_accuracies(r) for r in done]),
         personalised=any(r.keeping_clients for r in done),
         eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
         eps_record=max(e.eps_record for e in ledger),
@@ -257,8 +258,8 @@ def _trained_row(
     )
 
 
-def _attacked(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row:
-    """The same with its attacks and worst cases, from the records of every seed."""
+def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row:
+    """Add a row's attacks and worst cases, from the records of every seed."""
     cells = records_of(row, trainings, read)
     placed = {
         cell.label: cell.job.threat
@@ -271,7 +272,7 @@ def _attacked(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row
         for label, threat in placed.items()
     }
     used = {threat.name: threat for threat in placed.values()}
-    observed = {name: _by_seed(found) for name, found in cells.items()}
+    observed = {name: _by_seed(records) for name, records in cells.items()}
     worst, choice = (
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
         for truth in (True, False)
@@ -280,7 +281,7 @@ def _attacked(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row
     ranking = choice or worst
     return replace(
         row,
-        threat="; ".join(_described(t) for t in used.values()),
+        threat="; ".join(_describe_threat(t) for t in used.values()),
         observed=named_work(named),
         attacks=entries,
         worst=worst and worst[0],
@@ -300,16 +301,16 @@ def records_of(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> di
     return dict(cells)
 
 
-def _by_seed(found: Found) -> dict[int, dict[str, AttackRecord]]:
+def _by_seed(by_attack: Found) -> dict[int, dict[str, AttackRecord]]:
     by_seed: dict[int, dict[str, AttackRecord]] = {}
-    for attack, records in found.items():
+    for attack, records in by_attack.items():
         for seed, record in records.items():
             if isinstance(record, AttackRecord):
                 by_seed.setdefault(seed, {})[attack] = record
     return by_seed
 
 
-def _measured(rows: Sequence[Row]) -> dict[str, Convergence]:
+def _convergences(rows: Sequence[Row]) -> dict[str, Convergence]:
     """The convergence of each attack, as measured on the undefended row of one network and
     checkpoint (the first, if several)."""
     return {
@@ -320,10 +321,10 @@ def _measured(rows: Sequence[Row]) -> dict[str, Convergence]:
     }
 
 
-def _finished(
+def _finish_row(
     row: Row, trained: Sequence[TrainOutcome], measured: Mapping[str, Convergence]
 ) -> Row:
-    """The row with what its table tells of its attacks, and its flags."""
+    """Return the row with its flags and what its table says of its attacks."""
     entries = {
         name: replace(entry, convergence=measured.get(name)) for name, entry in row.attacks.items()
     }
@@ -335,14 +336,15 @@ def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
     return _share([(r.correct, r.test_samples) for r in done])
 
 
-def _share(found: Sequence[tuple[int | None, int]]) -> Interval | None:
-    """Of (right answers, test samples) of each seed; without those that have no common model."""
-    whole = [(c, n) for c, n in found if c is not None]
+def _share(counts: Sequence[tuple[int | None, int]]) -> Interval | None:
+    """Return the accuracy over seeds from (right answers, test samples), without seeds that have no
+    common model."""
+    whole = [(c, n) for c, n in counts if c is not None]
     return share_interval([c for c, _ in whole], [n for _, n in whole])
 
 
 def _course(done: Sequence[TrainRecord]) -> tuple[CourseFigures, ...]:
-    """Over seeds, after the rounds that all of them were measured at."""
+    """Return the figures over seeds after each round that all seeds measured."""
     by_rounds: dict[int, list[tuple[TrainRecord, CoursePoint]]] = {}
     for record in done:
         for point in record.course:
@@ -350,24 +352,24 @@ def _course(done: Sequence[TrainRecord]) -> tuple[CourseFigures, ...]:
     return tuple(
         CourseFigures(
             rounds=rounds,
-            accuracy=_share([(p.correct, r.test_samples) for r, p in found]),
-            personal_accuracy=accuracy_interval([_known(p.personal_accuracies) for _, p in found]),
+            accuracy=_share([(p.correct, r.test_samples) for r, p in pairs]),
+            personal_accuracy=accuracy_interval([_values(p.personal_accuracies) for _, p in pairs]),
             eps_claimed=max(
-                (p.eps_claimed for _, p in found if p.eps_claimed is not None), default=None
+                (p.eps_claimed for _, p in pairs if p.eps_claimed is not None), default=None
             ),
-            eps_record=max(p.eps_record for _, p in found),
+            eps_record=max(p.eps_record for _, p in pairs),
         )
-        for rounds, found in sorted(by_rounds.items(), key=lambda item: item[0])
-        if len(found) == len(done)
+        for rounds, pairs in sorted(by_rounds.items(), key=lambda item: item[0])
+        if len(pairs) == len(done)
     )
 
 
 def _workings(done: Sequence[TrainRecord]) -> Workings | None:
-    made = [r.workings for r in done if r.workings]
-    if not made:
+    workings = [r.workings for r in done if r.workings]
+    if not workings:
         return None
     return Workings(
-        **{f.name: float(np.mean([getattr(w, f.name) for w in made])) for f in fields(Workings)}
+        **{f.name: float(np.mean([getattr(w, f.name) for w in workings])) for f in fields(Workings)}
     )
 
 
@@ -379,32 +381,32 @@ def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:
 
 
 def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:
-    """The audit that found most, over seeds, with the verdicts that any of them came to; None where
-    none was made (older records).
+    """Return the audit with the largest epsilon over seeds, with the worst verdicts of all seeds;
+    None without an audit (older records).
 
     A verdict is over all pairs of inputs, its epsilon over pairs of records: the seed that violates
     a claim need not be the one whose epsilon is the largest.
     """
-    made = [r.audit for r in done if isinstance(r.audit, AuditSummary)]
-    if not made:
+    audits = [r.audit for r in done if isinstance(r.audit, AuditSummary)]
+    if not audits:
         return None
-    most = max(made, key=lambda a: a.eps_audited)
-    if any(a.verdict_claim == "violated" for a in made):
+    most = max(audits, key=lambda a: a.eps_audited)
+    if any(a.verdict_claim == "violated" for a in audits):
         most = replace(most, verdict_claim="violated")
-    if any(a.verdict_proof == "violated" for a in made):
+    if any(a.verdict_proof == "violated" for a in audits):
         most = replace(most, verdict_proof="violated")
     return most
 
 
 @cache
-def _described(threat: ThreatSettings) -> str:
+def _describe_threat(threat: ThreatSettings) -> str:
     return threat.describe()
 
 
-def _personal(record: TrainRecord) -> np.ndarray:
+def _personal_accuracies(record: TrainRecord) -> np.ndarray:
     """Accuracy of each client's network; none in records of older versions."""
-    return _known(record.personal_accuracies)
+    return _values(record.personal_accuracies)
 
 
-def _known(accuracies: Sequence[float | None]) -> np.ndarray:
+def _values(accuracies: Sequence[float | None]) -> np.ndarray:
     return np.array([a for a in accuracies if a is not None])

@@ -31,27 +31,27 @@ LEGEND = {
 
 def with_marks(table: Sequence[Row]) -> list[Row]:
     """Return a table's rows with their marks and accuracy drops."""
-    found, bare = marks(table), undefended(table)
+    by_place, bare = marks(table), undefended(table)
     return [
         replace(
             row,
-            marks=found.get(i, Marks()),
+            marks=by_place.get(i, Marks()),
             accuracy_drop=None if bare is None else accuracy_drop(row, bare),
         )
         for i, row in enumerate(table)
     ]
 
 
-def marks(table: Sequence[Row], shown: Iterable[int] | None = None) -> dict[int, Marks]:
+def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict[int, Marks]:
     """Return the marks of some rows of a table, by their places; rows without use have none.
 
     Args:
         table: All its rows, over which p-values are adjusted.
-        shown: Places of the rows among which the best is looked for; by default all.
+        candidates: Places of the rows that can be best; by default all.
     """
     places = [
         i
-        for i in (range(len(table)) if shown is None else shown)
+        for i in (range(len(table)) if candidates is None else candidates)
         if has_use(table[i]) and table[i].leaks is not None
     ]
     bare = undefended(table)
@@ -62,7 +62,7 @@ def marks(table: Sequence[Row], shown: Iterable[int] | None = None) -> dict[int,
     best = min(trusted, key=lambda i: table[i].leak or 0.0) if several else None
     of_best = None if best is None else row_differences(table, best)
     of_bare = None if base is None else row_differences(table, base)
-    found = {}
+    by_place = {}
     for i in places:
         less = of_bare[i] if of_bare else None
         tied = False
@@ -70,11 +70,11 @@ def marks(table: Sequence[Row], shown: Iterable[int] | None = None) -> dict[int,
             # One pair is tested once: the best row against the undefended one.
             worse = of_bare[best] if of_bare and i == base else of_best[i]
             tied = i == best or (worse is not None and not worse.separated)
-        found[i] = Marks(
+        by_place[i] = Marks(
             best=tied,
             undefended=less is not None and not (less.separated and less.interval.mean < 0),
         )
-    return found
+    return by_place
 
 
 def row_differences(
@@ -95,18 +95,18 @@ def row_differences(
         for i, row in enumerate(table)
         if row.leaks is not None and (has_use(row) or i in (reference, *also))
     ]
-    leaks = [one for i in kept if (one := table[i].leaks) is not None]
+    leaks = [item for i in kept if (item := table[i].leaks) is not None]
     base = leaks[kept.index(reference)]
     same = [
         leak.threat == base.threat and bool(np.isclose(leak.floor, base.floor, rtol=SAME_FLOOR))
         for leak in leaks
     ]
-    found = differences([one.outcomes for one in leaks], kept.index(reference), same)
-    by_place = dict(zip(kept, found, strict=True))
+    compared = differences([item.outcomes for item in leaks], kept.index(reference), same)
+    by_place = dict(zip(kept, compared, strict=True))
     return [by_place.get(i) for i in range(len(table))]
 
 
 def is_trusted(row: Row) -> bool:
-    """Whether no flag says that the row leaks more than it shows, or that an attack on it or a
-    training is missing: such a row is never marked as best."""
+    """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
+    a training is missing: such a row is never marked as best."""
     return not any(f.code in _UNTRUSTED for f in row.flags) and understated(row) is None

@@ -54,7 +54,7 @@ OVER = "^"
 
 
 def disputed(rows: Iterable[Row | None]) -> bool:
-    """Whether one of the rows is listed as not the paper's own method."""
+    """Return whether one of the rows is listed as not the paper's own method."""
     return any(f.code is FlagCode.NOT_AS_PUBLISHED for r in rows if r is not None for f in r.flags)
 
 
@@ -151,8 +151,8 @@ class Verdict:
     @property
     def recognised(self) -> str:
         """7/12, see `bench.records.Recognised`."""
-        found = self.row and self.row.leaks and self.row.leaks.recognised
-        return found.text if found else "–"
+        count = self.row and self.row.leaks and self.row.leaks.recognised
+        return count.text if count else "–"
 
     @property
     def drop_text(self) -> str:
@@ -219,61 +219,61 @@ class Overview:
 
 
 def by_protocol(rows: Sequence[Row], loss: float = LOSS) -> list[Overview]:
-    """An overview of each protocol of a leaderboard, with the defenses that run under it. loss:
-    accuracy that a setting may lose, in [0, 1]."""
+    """Return an overview of each protocol of a leaderboard, with the defenses that run under it.
+    loss: the largest accuracy drop, in [0, 1]."""
     numbers = {title: number for number, (title, _) in enumerate(tables(rows), start=1)}
-    found = (
+    summaries = (
         overview([r for r in rows if r.protocol == name], loss)
         for name in dict.fromkeys(r.protocol for r in rows)
     )
     return [
-        replace(one, heads=tuple(replace(h, number=numbers[h.title]) for h in one.heads))
-        for one in found
+        replace(summary, heads=tuple(replace(h, number=numbers[h.title]) for h in summary.heads))
+        for summary in summaries
     ]
 
 
 def choices(rows: Sequence[Row]) -> list[list[Overview]]:
-    """Of each protocol its overviews, one for every loss of accuracy that a reader can choose."""
+    """Return each protocol's overviews, one for every accuracy drop that a reader can choose."""
     by_loss = [by_protocol(rows, loss) for loss in LOSSES]
     return [list(same) for same in zip(*by_loss, strict=True)]
 
 
 def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
-    """One overview of rows of any protocols."""
-    found = tables(rows)
+    """Return one overview of rows of any protocols."""
+    groups = tables(rows)
     names = [n for n in dict.fromkeys(r.defense for r in rows) if n != UNDEFENDED]
     if any(r.defense == UNDEFENDED for r in rows):
         names.append(UNDEFENDED)
-    columns = [_column(members, names, loss) for _, members in found]
+    columns = [_column(members, names, loss) for _, members in groups]
     lines = [
         DefenseLine(defense=name, verdicts=tuple(column[i] for column in columns))
         for i, name in enumerate(names)
     ]
     lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
-    first = [members[0] for _, members in found]
+    first = [members[0] for _, members in groups]
     protocols = {r.protocol for r in first}
-    one = protocols.pop() if len(protocols) == 1 else ""
-    short = [(*(() if one else (r.protocol,)), r.data, r.model, r.checkpoint) for r in first]
+    protocol = protocols.pop() if len(protocols) == 1 else ""
+    short = [(*(() if protocol else (r.protocol,)), r.data, r.model, r.checkpoint) for r in first]
     heads = (
-        Head(title=title, words=_apart(short, i), number=i + 1)
-        for i, (title, _) in enumerate(found)
+        Head(title=title, words=_numbered_words(short, i), number=i + 1)
+        for i, (title, _) in enumerate(groups)
     )
-    return Overview(loss=loss, protocol=one, heads=tuple(heads), lines=tuple(lines))
+    return Overview(loss=loss, protocol=protocol, heads=tuple(heads), lines=tuple(lines))
 
 
-def _apart(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
-    """A head's words, with its number among those of the same words."""
+def _numbered_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
+    """Return a head's words, numbered where several heads have the same words."""
     words = short[place]
     number = short[: place + 1].count(words)
     return words if short.count(words) == 1 else (*words, f"#{number}")
 
 
 def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
-    """Each defense's verdict in one table."""
+    """Return each defense's verdict in one table."""
     bare = undefended(rows)
-    found = [_verdict([*_settings(rows, name, bare, loss)], loss) for name in defenses]
-    marked = marks(rows, [v.place for v in found if v.row is not None])
-    return [replace(v, marks=marked.get(v.place, Marks())) if v.row else v for v in found]
+    verdicts = [_verdict([*_settings(rows, name, bare, loss)], loss) for name in defenses]
+    marked = marks(rows, [v.place for v in verdicts if v.row is not None])
+    return [replace(v, marks=marked.get(v.place, Marks())) if v.row else v for v in verdicts]
 
 
 def _settings(
@@ -332,8 +332,8 @@ def _sum(*values: float | None) -> float | None:
 
 
 def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -> float | None:
-    one, other = read(row), None if bare is None else read(bare)
-    return one / other if one is not None and other else None
+    own, reference = read(row), None if bare is None else read(bare)
+    return own / reference if own is not None and reference else None
 
 
 # --- what stands beside the leaks -------------------------------------------------------------
@@ -355,7 +355,7 @@ class Expense:
 
 
 def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float | None:
-    return max((v for one in line.verdicts if (v := read(one)) is not None), default=None)
+    return max((v for verdict in line.verdicts if (v := read(verdict)) is not None), default=None)
 
 
 def _drop(line: DefenseLine) -> str:
@@ -364,12 +364,12 @@ def _drop(line: DefenseLine) -> str:
 
 
 def times(value: float | None) -> str:
-    """A multiple: 1.3×."""
+    """Format a multiple: 1.3×."""
     return "–" if value is None else f"{value:.2g}×" if value < 100 else f"{value:.0f}×"
 
 
 def epsilon_words(value: float | None) -> str:
-    """A proven epsilon with what it is worth: none, vacuous 1e4, meaningful 3.2."""
+    """Format a proven epsilon with what it is worth: none, vacuous 1e4, meaningful 3.2."""
     if value is None:
         return "–"
     if value == math.inf:
@@ -387,10 +387,10 @@ def _proven(line: DefenseLine) -> str:
 
 
 def _audited(line: DefenseLine) -> str:
-    made = [(r.audit.eps_audited, r) for r in line.rows if r.audit]
-    if not made:
+    audited = [(r.audit.eps_audited, r) for r in line.rows if r.audit]
+    if not audited:
         return "–"
-    value, row = max(made, key=lambda pair: pair[0])
+    value, row = max(audited, key=lambda pair: pair[0])
     more = "+" if row.audit and row.audit.eps_at_least else ""
     return f"{value:.2g}{more}{'!' if any(map(refuted, line.rows)) else ''}"
 
@@ -436,40 +436,41 @@ _WORDS = {
 """What stands in place of a leakage."""
 
 
-def legend(found: Sequence[Overview]) -> list[str]:
-    """How to read some overviews: one line for each sign that occurs in them."""
-    shown = [v for one in found for line in one.lines for v in line.verdicts]
-    if not shown:
+def legend(summaries: Sequence[Overview]) -> list[str]:
+    """Explain each sign that occurs in some overviews, a line each."""
+    verdicts = [v for summary in summaries for line in summary.lines for v in line.verdicts]
+    if not verdicts:
         return []
-    loss = f"{100 * found[0].loss:g} points"
-    signs = {sign for v in shown for sign in v.signs}
+    loss = f"{100 * summaries[0].loss:g} points"
+    signs = {sign for v in verdicts for sign in v.signs}
     lines = [
         f"Leakage of each defense's least leaky setting among those that cost at most {loss} of "
         "accuracy, mean [95 % interval]: 0 is no better than guessing, 1 a perfect reconstruction."
     ]
-    if any(v.recognised != "–" for v in shown):
+    if any(v.recognised != "–" for v in verdicts):
         lines.append(
             "recognised: images of which the true one is the nearest among 1,000, or records with "
             "every attribute right (in brackets: the baseline's, where it has a twentieth)."
         )
     lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
-    if doubts := list(dict.fromkeys(why for v in shown for why in v.doubts)):
+    if doubts := list(dict.fromkeys(why for v in verdicts for why in v.doubts)):
         lines.append(f"? may leak more: {'; '.join(doubts)}.")
     if OVER in signs:
         lines.append(f"{OVER} the interval of its accuracy drop crosses {loss}.")
-    if disputed(v.row for v in shown):
+    if disputed(v.row for v in verdicts):
         lines.append(f"{DAGGER} not the paper's own method (see the row).")
-    words = {v.why.removesuffix(DAGGER) for v in shown}
+    words = {v.why.removesuffix(DAGGER) for v in verdicts}
     lines += [f"{word}: {text}" for word, text in _WORDS.items() if word in words]
     if any(word.startswith("−") for word in words):
         lines.append("−7pt: every setting loses at least so many points of accuracy.")
-    if advice := sureness(v.row for v in shown):
+    if advice := sureness(v.row for v in verdicts):
         lines.append(advice)
     return lines
 
 
 def sureness(rows: Iterable[Row | None]) -> str:
-    """What to do before figures of one training are quoted; "" where all have several seeds."""
+    """Return what to do before figures of one training are quoted; "" where all have several
+    seeds."""
     seeds = {len(r.seeds) for r in rows if r is not None}
     if 1 not in seeds:
         return ""

@@ -69,14 +69,14 @@ def styled() -> Iterator[None]:
 
 
 def inches(width: str) -> float:
-    """The width of a column or page. Raises UserError for anything else."""
+    """Return the width of a column or page. Raises UserError for anything else."""
     if width not in WIDTHS:
         raise UserError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
     return WIDTHS[width]
 
 
 def check_format(name: str) -> None:
-    """Raises UserError for a format that figures are not written in."""
+    """Raise UserError for a format that figures are not written in."""
     if name not in FORMATS:
         raise UserError(did_you_mean("figure format", name, FORMATS))
 
@@ -97,9 +97,9 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
         check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
         try:
-            made = io.BytesIO()
-            figure.savefig(made, format=name, metadata=metadata[name])
-            write_whole(path, made.getvalue())
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=name, metadata=metadata[name])
+            write_whole(path, buffer.getvalue())
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
         paths.append(path)
@@ -107,8 +107,8 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
 
 
 def image_of(figure: Figure, title: str) -> str:
-    """The figure as an image element of a page; the title is for who cannot see it."""
-    made = io.BytesIO()
-    figure.savefig(made, format="svg", metadata={"Date": None, "Creator": None})
-    data = base64.b64encode(made.getvalue()).decode()
+    """Return the figure as an image element; the title is its alternative text."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img class="plot" alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'

@@ -66,7 +66,7 @@ class _Rebuilt:
 
 
 def none(why: str) -> Pictures:
-    """No pictures, with the reason that the page gives."""
+    """Return no pictures, with the reason that the page gives."""
     return {
         "victims": 0,
         "why": why,
@@ -102,7 +102,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
 
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
-    """Attack cells with a reconstruction, the first seed of each row, in the run's order."""
+    """Yield attack cells with a reconstruction, the first seed of each row, in the run's order."""
     run = Run.read(folder)
     store = Store(folder, run)
     known = set()
@@ -117,7 +117,7 @@ def _sources(folder: Path) -> Iterator[_Rebuilt]:
 
 
 def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: bool) -> Pictures:
-    found = none("") | {"victims": victims}
+    contents = none("") | {"victims": victims}
     places: dict[str, int] = {}
     spent = 0
 
@@ -130,28 +130,28 @@ def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: b
 
     for number, source in enumerate(sources, start=1):
         if spent > budget and not stop_early:
-            found["without"] += 1
+            contents["without"] += 1
             continue
         try:
             images, truth = _read(source, victims)
         except ValueError as error:
-            found["unreadable"].append(str(error))
+            contents["unreadable"].append(str(error))
             continue
         if images.ndim != 5:
-            found["records"].append(_record(source, images, truth))
+            contents["records"].append(_record(source, images, truth))
             continue
         cell = _scores(source, images, truth)
         cell |= {"truth": place(_sprite(truth)), "images": place(_sprite(images))}
-        found["cells"].append(cell)
+        contents["cells"].append(cell)
         if spent > budget and stop_early:
             raise TooMuch(spent * len(sources) / number / victims)
-    found["sprites"] = list(places)
-    return found
+    contents["sprites"] = list(places)
+    return contents
 
 
 def _read(source: _Rebuilt, victims: int) -> tuple[np.ndarray, np.ndarray]:
-    """images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the file
-    is damaged."""
+    """Read images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the
+    file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     path = source.path
@@ -167,14 +167,14 @@ def _read(source: _Rebuilt, victims: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first(stored: Any, victims: int) -> np.ndarray:
-    """The first victims and samples of a stored tensor [V, K, ...], float32, without the rest."""
+    """Read the first victims and samples of a stored tensor [V, K, ...], float32."""
     v, k, *_ = stored.get_shape()
-    found: np.ndarray = stored[: min(v, victims), : min(k, SAMPLES)].astype(np.float32)
-    return found
+    values: np.ndarray = stored[: min(v, victims), : min(k, SAMPLES)].astype(np.float32)
+    return values
 
 
 def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """Score of each sample shown: SSIM, or MSE of images below its window."""
+    """Return the score of each sample shown: SSIM, or MSE of images below its window."""
     import torch
 
     from bench.toolkit.images import WINDOW, mse, ssim
@@ -197,7 +197,7 @@ def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
 
 
 def _sprite(images: np.ndarray) -> str:
-    """images [V, K, C, H, W] in [0, 1], side by side in one PNG, as a data URI."""
+    """Return images [V, K, C, H, W] in [0, 1], side by side in one PNG, as a data URI."""
     from PIL import Image
 
     channels, height, width = images.shape[-3:]
@@ -211,17 +211,18 @@ def _sprite(images: np.ndarray) -> str:
     if shrink < 1:
         size = (len(flat) * round(width * shrink), round(height * shrink))
         picture = picture.resize(size, Image.Resampling.BOX)
-    return _encoded(picture)
+    return _encode_png(picture)
 
 
-def _encoded(picture: Image) -> str:
+def _encode_png(picture: Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return _PNG_URI + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """First features of the first samples, as numbers; scores are MSEs over all features."""
+    """Return the first features of the first samples, as numbers; scores are MSEs over all
+    features."""
 
     def first(x: np.ndarray) -> list[list[float]]:
         flat = x.reshape(x.shape[0] * x.shape[1], -1)[:RECORDS, :FEATURES]

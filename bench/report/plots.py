@@ -37,7 +37,7 @@ _TURNS = (0.0, 0.3, -0.3, 0.15, -0.15)
 
 
 def far_apart(values: Sequence[float]) -> bool:
-    """Whether an axis of these values is better logarithmic."""
+    """Return whether a logarithmic axis fits these values better."""
     return min(values) > 0 and max(values) >= _WIDE * min(values)
 
 
@@ -61,7 +61,7 @@ class Scale:
     sides: tuple[str, ...] = ()
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round values inside the axis, with their text."""
+        """Return round values inside the axis, with their text."""
         if self.log:
             first, last = round(math.log10(self.lo)), round(math.log10(self.hi))
             decades = max(1, math.ceil((last - first) / 6))
@@ -190,8 +190,8 @@ class Heat:
 
 
 def attacks_map(rows: Sequence[Row]) -> Heat | None:
-    """Settings of one table by attacks, the attacker's choice first: how far each comes from its
-    floor to a perfect copy. Attacks that apply to no row are left out; None if none is left."""
+    """Return the leakage of one table's settings by attack, the attacker-selected reconstruction
+    first. Attacks that apply to no row are left out; None if none is left."""
     unused = idle(rows)
     names = {
         n: m
@@ -200,12 +200,12 @@ def attacks_map(rows: Sequence[Row]) -> Heat | None:
     }
     if not names:
         return None
-    found = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
+    leaks = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
     return Heat(
         lines=tuple(r.setting for r in rows),
         columns=("selected", *(f"{n} {TITLES[m]}" for n, m in names.items())),
-        leaks=tuple(map(tuple, found)),
-        texts=tuple(tuple("–" if v is None else f"{v:.2f}" for v in line) for line in found),
+        leaks=tuple(map(tuple, leaks)),
+        texts=tuple(tuple("–" if v is None else f"{v:.2f}" for v in line) for line in leaks),
     )
 
 
@@ -216,18 +216,18 @@ def _leak_of(row: Row, name: str, metric: str) -> float | None:
     return leak(entry.scores[metric].mean, entry.floor[metric], metric)
 
 
-def overview_map(shown: Overview) -> Heat:
-    """The overview's leakage, defenses by tables: one decimal, which has room beside its signs."""
+def overview_map(summary: Overview) -> Heat:
+    """Return the overview's leakage, defenses by tables, with one decimal beside the signs."""
     return Heat(
-        lines=tuple(line.defense for line in shown.lines),
-        columns=tuple("\n".join(head.words) for head in shown.heads),
-        leaks=tuple(tuple(v.leak for v in line.verdicts) for line in shown.lines),
+        lines=tuple(line.defense for line in summary.lines),
+        columns=tuple("\n".join(head.words) for head in summary.heads),
+        leaks=tuple(tuple(v.leak for v in line.verdicts) for line in summary.lines),
         texts=tuple(
             tuple(
                 v.leakage if v.leak is None else f"{v.leak:.1f}{v.signs.replace(OVER, '')}"
                 for v in line.verdicts
             )
-            for line in shown.lines
+            for line in summary.lines
         ),
     )
 
@@ -239,62 +239,62 @@ KINDS = {"leak": "leak", "proven": "eps_record", "claimed": "eps_claimed"}
 
 
 def groups(rows: Sequence[Row]) -> dict[str, int]:
-    """Numbers of defenses, from which colours and shapes follow; undefended rows are grey
-    everywhere. With all rows of a report a defense looks alike in each of its plots."""
+    """Number the defenses; colours and shapes follow the numbers, and undefended rows are grey
+    everywhere. With all rows of a report a defense looks the same in each of its plots."""
     names = sorted({r.defense for r in rows} - {UNDEFENDED})
     return {**{d: i + i // GREY for i, d in enumerate(names)}, UNDEFENDED: GREY}
 
 
 def trade(rows: Sequence[Row]) -> Scatter | None:
-    """Leak against points of accuracy lost, of the defended settings of all tables; None where no
-    setting is of use, or too few are to tell anything. A setting's leak is the worst of the
-    observed rounds, the accuracy that of the last one."""
+    """Return leakage against the accuracy drop in points, of the defended settings of all tables;
+    None where too few settings are of use. The leakage is the worst of the observed rounds, the
+    accuracy that of the last one."""
     final = [r for r in rows if r.checkpoint == "final"] or rows
     worst: dict[str, float] = {}
     for row in rows:
         if row.leak is not None and has_use(row):
             worst[same_training(row)] = max(row.leak, worst.get(same_training(row), 0.0))
-    found = [one for _, members in tables(final) for one in _traded(members)]
-    if len(found) > MOST_SPOTS:
+    pairs = [pair for _, members in tables(final) for pair in _accuracy_drops(members)]
+    if len(pairs) > MOST_SPOTS:
         chosen = {id(row) for line in overview(final, LOSSES[-1]).lines for row in line.rows}
-        found = [one for one in found if id(one[0]) in chosen]
+        pairs = [pair for pair in pairs if id(pair[0]) in chosen]
     number = groups(rows)
     spots = tuple(
         Spot(
             row=row,
             x=exact(worst[same_training(row)]),
-            y=exact(lost),
+            y=exact(drop),
             group=number[row.defense],
             aside=0.0,
         )
-        for row, lost in found
+        for row, drop in pairs
     )
-    lost = [s.y.mean for s in spots]
-    shown = Scatter(
+    drops = [s.y.mean for s in spots]
+    scatter = Scatter(
         name="trade",
         x=Scale(label="leakage, worst observed round (safer ←)", lo=0.0, hi=1.0),
         y=Scale(
             label="accuracy drop, points (better ↓)",
-            lo=min([0.0, *lost]) - 0.5,
-            hi=max([2.0, *lost]) + 0.5,
+            lo=min([0.0, *drops]) - 0.5,
+            hi=max([2.0, *drops]) + 0.5,
         ),
         spots=spots,
         front=(),
         floors=(),
         missing=(),
     )
-    return shown if shown.tells else None
+    return scatter if scatter.tells else None
 
 
 def same_training(row: Row) -> str:
-    """What rows of one setting have in common that differ in the checkpoint alone."""
+    """Return what rows of one setting share that differ only in the checkpoint."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     own = (row.suite, row.defense, row.settings)
     return canonical([row.protocol_settings, *data, *model, *own])
 
 
-def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """The settings of use of one table that have a leak, and the points of accuracy they lose."""
+def _accuracy_drops(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Yield one table's useful settings that have a leakage, with their accuracy drop in points."""
     for row in table:
         useful = row.defense != UNDEFENDED and has_use(row)
         if useful and row.leak is not None and row.accuracy_drop is not None:
@@ -302,15 +302,15 @@ def _traded(table: Sequence[Row]) -> Iterator[tuple[Row, float]]:
 
 
 def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) -> Scatter:
-    """One plot, by its key of KINDS, of all rows of one table. among: those of the whole report,
-    for the colours.
+    """Return one plot, by its key of KINDS, of all rows of one table. among: those of the whole
+    report, for the colours.
 
     Raises:
         UserError: If no row has both figures.
     """
     keys = (KINDS[name], "accuracy")
     metric = _metric(rows)
-    measured = [(r, _measured(r, keys[0], metric), utility(r)) for r in rows]
+    measured = [(r, _figure_of(r, keys[0], metric), utility(r)) for r in rows]
     placed = [(r, x, y) for r, x, y in measured if x is not None and y is not None]
     if not placed:
         raise UserError("no row of this table has both figures: nothing to draw.")
@@ -326,30 +326,32 @@ def scatter(rows: Sequence[Row], name: str, among: Sequence[Row] | None = None) 
             Spot(row=r, x=x, y=y, group=number[r.defense], aside=aside)
             for (r, x, y), aside in zip(placed, asides, strict=True)
         ),
-        front=tuple(_leading(placed, keys[0], metric)),
+        front=tuple(_front(placed, keys[0], metric)),
         floors=floors,
         missing=tuple(r for r, x, y in measured if x is None or y is None),
     )
 
 
 def utility(row: Row) -> Interval | None:
-    """Accuracy of the common model, or where there is none of the clients' own networks."""
+    """Return the accuracy of the common model, or where there is none of the clients' own
+    networks."""
     return row.accuracy or row.personal_accuracy
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Places of the points (x, y), the smaller the better, that no other beats in both, by x."""
+    """Return the places of the points (x, y), by x, that no other beats in both; smaller is
+    better."""
     leading, best = [], math.inf
     ordered = sorted((x, y, i) for i, (x, y) in enumerate(points))
-    for _, alike in itertools.groupby(ordered, key=lambda point: point[0]):
-        members = list(alike)  # of equal x, by y
+    for _, group in itertools.groupby(ordered, key=lambda point: point[0]):
+        members = list(group)  # of equal x, by y
         least = members[0][1]
         leading += [i for _, y, i in members if y == least < best]
         best = min(best, least)
     return leading
 
 
-def _leading(placed: Sequence[tuple[Row, Interval, Interval]], key: str, metric: str) -> list[int]:
+def _front(placed: Sequence[tuple[Row, Interval, Interval]], key: str, metric: str) -> list[int]:
     """The front of the useful settings with a common accuracy: that of clients' own networks, on
     their own labels, is no match for it. None where x holds claims, whose units differ."""
     if key == "eps_claimed":
@@ -364,22 +366,22 @@ def _leading(placed: Sequence[tuple[Row, Interval, Interval]], key: str, metric:
 
 
 def _metric(rows: Sequence[Row]) -> str:
-    """ssim where any row has images, else mse."""
+    """Return ssim where any row has images, else mse."""
     return "mse" if all(r.ranking.metric == "mse" for r in rows if r.ranking) else "ssim"
 
 
-def _asides(found: Sequence[tuple[Interval, Interval]]) -> list[float]:
-    """Points of each side column set side by side."""
+def _asides(points: Sequence[tuple[Interval, Interval]]) -> list[float]:
+    """Set points of each side column side by side."""
     turns: dict[str, itertools.cycle[float]] = {}
-    out = [0.0] * len(found)
-    for n in sorted(range(len(found)), key=lambda n: found[n][1].mean):
-        if side := side_of(found[n][0].mean):
+    out = [0.0] * len(points)
+    for n in sorted(range(len(points)), key=lambda n: points[n][1].mean):
+        if side := side_of(points[n][0].mean):
             out[n] = next(turns.setdefault(side, itertools.cycle(_TURNS)))
     return out
 
 
 def _floors(rows: Sequence[Row], metric: str) -> tuple[Band, ...]:
-    """What needs no leak, of the attacks that rank the rows."""
+    """Return the no-information baselines of the attacks that rank the rows."""
     all_ = [r.attacks[r.ranking.attack].floor for r in rows if r.ranking]
     return tuple(
         Band(lo=min(known), hi=max(known), label=label)
@@ -391,8 +393,8 @@ def _floors(rows: Sequence[Row], metric: str) -> tuple[Band, ...]:
 # --- measures and axes ------------------------------------------------------------------------
 
 
-def _measured(row: Row, key: str, metric: str) -> Interval | None:
-    """A row's figure by a key of KINDS; an epsilon that is absent as nan."""
+def _figure_of(row: Row, key: str, metric: str) -> Interval | None:
+    """Return a row's figure by a key of KINDS; an absent epsilon is nan."""
     if key == "leak":
         case = row.ranking
         return case.interval if case and case.metric == metric else None
@@ -418,14 +420,14 @@ def _scale(key: str, values: Sequence[Interval], metric: str) -> Scale:
 
 
 def linear(label: str, values: Sequence[Interval]) -> Scale:
-    """An axis around all intervals, with a margin, inside of [0, 1]."""
+    """Return an axis around all intervals, with a margin, inside of [0, 1]."""
     low, high = min(v.lo for v in values), max(v.hi for v in values)
     margin = max(0.02, 0.06 * (high - low))
     return Scale(label=label, lo=max(0.0, low - margin), hi=min(1.0, high + margin))
 
 
 def logarithmic(label: str, values: Sequence[Interval]) -> Scale:
-    """Whole decades around all finite values, and a column for each side that occurs."""
+    """Return whole decades around all finite values, and a column for each side that occurs."""
     finite = [b for v in values if not side_of(v.mean) for b in (v.mean, v.lo, v.hi) if b > 0]
     low = math.floor(math.log10(min(finite))) if finite else 0
     high = math.ceil(math.log10(max(finite))) if finite else 1
@@ -441,13 +443,13 @@ def _power(k: int) -> str:
 
 
 def budgets(rows: Sequence[Row], first: Row) -> Lines | None:
-    """Every attack's SSIM where nothing defends, at each suite's budget and at twice that; None
+    """Return every attack's SSIM without a defense, at each suite's budget and at twice that; None
     where it was not measured. first: a row of the network and round that is shown."""
-    shown = network(first)
+    wanted_network = network(first)
     series: dict[str, dict[int, Interval]] = {}
     floors: Mapping[str, float] = {}
     for row in rows:
-        if not is_reference(row) or network(row) != shown:
+        if not is_reference(row) or network(row) != wanted_network:
             continue
         for name, entry in row.attacks.items():
             again, score = entry.doubled, entry.scores.get("ssim")

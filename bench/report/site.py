@@ -87,14 +87,14 @@ class Published:
 
 
 def collect(source: Path) -> list[Published]:
-    """Every result folder at or below `source`, that with the most rows first, but for the parts of
-    another: those below it, as `results/reference/parts/1` is below `results/reference`.
-    Submissions come last.
+    """Return every result folder at or below `source`, the one with the most rows first, without
+    the parts of another: `results/reference/parts/1` is below `results/reference`. Submissions come
+    last.
 
     Raises UserError if there is none, or one that cannot be read.
     """
-    found = {path.parent for name in RUN_FILES for path in source.rglob(name)}
-    own = (f for f in found if not found & set(f.parents))
+    candidates = {path.parent for name in RUN_FILES for path in source.rglob(name)}
+    own = (f for f in candidates if not candidates & set(f.parents))
     folders = sorted(own)
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
@@ -104,21 +104,21 @@ def collect(source: Path) -> list[Published]:
 
 
 def _entry(folder: Path, source: Path, registry: Registry) -> Published:
-    found = reports.Files(folder)
+    files = reports.Files(folder)
     name = folder.relative_to(source).as_posix()
-    texts = {reports.FILES[f]: found.text(f) for f in _FORMATS}
+    texts = {reports.FILES[f]: files.text(f) for f in _FORMATS}
     submitted = (folder / SUBMISSION).is_file()
-    about = subjects(found.rows, registry)
-    texts |= {s.file: found.page_on(s) for kind in about.values() for s in kind}
+    about = subjects(files.rows, registry)
+    texts |= {s.file: files.page_on(s) for kind in about.values() for s in kind}
     return Published(
         name=folder.name if name == "." else name,
-        run=found.run,
-        rows=found.rows,
-        missing=found.missing,
-        files={**texts, RUN: to_json(found.run)},
+        run=files.run,
+        rows=files.rows,
+        missing=files.missing,
+        files={**texts, RUN: to_json(files.run)},
         subjects=about,
         submission=read_submission(folder) if submitted else None,
-        verified=found.verified,
+        verified=files.verified,
     )
 
 
@@ -146,15 +146,15 @@ class Swept:
 def sweeps(source: Path) -> list[Swept]:
     """Return every sweep at or below `source`, by name. Raises UserError for a sweep.csv that is
     none."""
-    found = []
+    sweeps = []
     for file in sorted(source.rglob(SWEEP)):
         text = read_bytes(file).decode(errors="replace")
         over = next((line.get("over") for line in csv.DictReader(io.StringIO(text))), None)
         if over is None:
             raise UserError(f"{file} has no column 'over': `leakbench sweep` did not write it.")
         name = file.parent.relative_to(source).as_posix()
-        figures = [_embedded(path, over) for path in sorted(file.parent.glob("*-sweep.png"))]
-        found.append(
+        figures = [_embed_figure(path, over) for path in sorted(file.parent.glob("*-sweep.png"))]
+        sweeps.append(
             Swept(
                 name=file.parent.name if name == "." else name,
                 over=over,
@@ -162,11 +162,11 @@ def sweeps(source: Path) -> list[Swept]:
                 text=text,
             )
         )
-    return found
+    return sweeps
 
 
-def _embedded(picture: Path, over: str) -> Markup:
-    """A sweep's figure as an image element, which needs no other file."""
+def _embed_figure(picture: Path, over: str) -> Markup:
+    """Return a sweep's figure as an image element, which needs no other file."""
     data = base64.b64encode(read_bytes(picture)).decode()
     title = f"Leakage over {over}: {picture.name.removesuffix('-sweep.png')}"
     image = '<img class="plot" alt="{}" src="data:image/png;base64,{}">'

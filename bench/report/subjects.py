@@ -37,7 +37,7 @@ class Subject:
         kind: What it is.
         name: As rows have it.
         file: The page's path below the folder's report.
-        told: How it works, in paragraphs; empty where it is not installed here.
+        paragraphs: How it works, in paragraphs; empty where it is not installed here.
         settings: What its settings mean, as its docstring has them, or nothing.
         source: Paper and place in it, or nothing.
     """
@@ -45,7 +45,7 @@ class Subject:
     kind: SubjectKind
     name: str
     file: str
-    told: tuple[str, ...] = ()
+    paragraphs: tuple[str, ...] = ()
     settings: str = ""
     source: str = ""
 
@@ -70,29 +70,29 @@ class Subject:
         if self.kind == "data":
             return [r for r in rows if r.dataset == self.name]
         if self.kind == "defense":
-            wanted = (self.name, UNDEFENDED)
+            names = (self.name, UNDEFENDED)
             return [
                 row
                 for _, members in tables(rows)
                 if any(m.defense == self.name for m in members)
                 for row in members
-                if row.defense in wanted
+                if row.defense in names
             ]
         return [
             replace(
                 r,
-                attacks={n: a for n, a in r.attacks.items() if a.is_floor or self._is(n)},
+                attacks={n: a for n, a in r.attacks.items() if a.is_floor or self._is_column(n)},
                 worst=None,  # of all attacks, as the next three
                 choice=None,
                 leaks=None,
                 marks=Marks(),
             )
             for r in rows
-            if any(map(self._is, r.attacks))
+            if any(map(self._is_column, r.attacks))
         ]
 
-    def _is(self, column: str) -> bool:
-        """Whether a column, such as `dlg@run`, is this attack's."""
+    def _is_column(self, column: str) -> bool:
+        """Return whether a column, such as `dlg@run`, is this attack's."""
         return _attack_of(column) == self.name
 
 
@@ -102,27 +102,28 @@ def _attack_of(column: str) -> str:
 
 
 def subjects(rows: Sequence[Row], registry: Registry) -> dict[SubjectKind, list[Subject]]:
-    """Of each kind those that the rows name, by name. Undefended rows are on every page."""
+    """Return the subjects that the rows name, by kind and name. Undefended rows are on every
+    page."""
     floors = {n for r in rows for n, a in r.attacks.items() if a.is_floor}
     names: dict[SubjectKind, set[str]] = {
         "defense": {r.defense for r in rows} - {UNDEFENDED},
         "attack": {_attack_of(n) for r in rows for n in r.attacks if n not in floors},
         "data": {r.dataset for r in rows},
     }
-    return {kind: list(_named(kind, sorted(found), registry)) for kind, found in names.items()}
+    return {kind: [*_subjects(kind, sorted(n), registry)] for kind, n in names.items()}
 
 
-def _named(kind: SubjectKind, names: Sequence[str], registry: Registry) -> Iterator[Subject]:
+def _subjects(kind: SubjectKind, names: Sequence[str], registry: Registry) -> Iterator[Subject]:
     for number, name in enumerate(names):
         safe = _UNSAFE.sub("_", name)
         # Two data sets of a folder's path may come to the same file.
         mark = f"-{number}" if safe != name else ""
-        made = _maker(kind, name, registry)
-        told, settings = _parts(made)
-        source = str(getattr(made, "source", "") or "")
+        plugin = _maker(kind, name, registry)
+        about, settings = _parts(plugin)
+        source = str(getattr(plugin, "source", "") or "")
         yield Subject(
-            kind=kind, name=name, file=f"{kind}/{safe}{mark}.html", told=told, settings=settings,
-            source=source,
+            kind=kind, name=name, file=f"{kind}/{safe}{mark}.html", paragraphs=about,
+            settings=settings, source=source,
         )  # fmt: skip
 
 
@@ -136,15 +137,14 @@ def _maker(kind: SubjectKind, name: str, registry: Registry) -> Any:
         return None
 
 
-def _parts(made: Any) -> tuple[tuple[str, ...], str]:
-    """A docstring's paragraphs and, of the module before them, its own; and what its settings
-    are."""
-    if made is None:
+def _parts(plugin: Any) -> tuple[tuple[str, ...], str]:
+    """Return the paragraphs of a docstring and of its module's docstring, and its settings."""
+    if plugin is None:
         return (), ""
-    text, _, rest = (inspect.getdoc(made) or "").partition("\nArgs:\n")
-    settings = inspect.cleandoc(re.split(r"\n\S", rest, maxsplit=1)[0]) if rest else ""
+    text, _, arguments = (inspect.getdoc(plugin) or "").partition("\nArgs:\n")
+    settings = inspect.cleandoc(re.split(r"\n\S", arguments, maxsplit=1)[0]) if arguments else ""
     texts = [text]
-    if inspect.isclass(made):
-        texts.append(inspect.getdoc(inspect.getmodule(made)) or "")
+    if inspect.isclass(plugin):
+        texts.append(inspect.getdoc(inspect.getmodule(plugin)) or "")
     paragraphs = [" ".join(p.split()) for t in texts for p in t.split("\n\n") if p.strip()]
     return tuple(paragraphs), settings

@@ -41,7 +41,7 @@ def to_csv(over: str, swept: Swept) -> str:
 
 def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Interval]]]]:
     """Return for every table, by its title, and setting the leakage at every value."""
-    found: dict[str, dict[str, list[tuple[Any, Interval]]]] = {}
+    by_title: dict[str, dict[str, list[tuple[Any, Interval]]]] = {}
     for value, rows in swept.items():
         names = Counter[str]()
         for _, members in tables(rows):
@@ -50,17 +50,17 @@ def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Inter
             names[title] += 1
             if names[title] > 1:  # tables that differ in what their titles leave out
                 title = f"{title} · {names[title]}"
-            labels = [_unvaried(over, row, value) for row in members]
+            labels = [_fixed_setting(over, row, value) for row in members]
             for row, label in zip(members, labels, strict=True):
                 label = label if labels.count(label) == 1 else row.setting
                 if row.leak_interval is not None:
-                    points = found.setdefault(title, {}).setdefault(label, [])
+                    points = by_title.setdefault(title, {}).setdefault(label, [])
                     points.append((value, row.leak_interval))
-    return found
+    return by_title
 
 
-def _unvaried(over: str, row: Row, value: Any) -> str:
-    """The row's setting without the value that was varied, so that its points are one curve."""
+def _fixed_setting(over: str, row: Row, value: Any) -> str:
+    """Return the row's setting without the varied value: its points are one curve."""
     varied = re.fullmatch(r"defenses\.\d+\.settings\.(\w+)", over)
     if varied is None or row.settings.get(varied[1]) != value:
         return row.setting
@@ -76,7 +76,7 @@ def write_figures(over: str, swept: Swept, folder: Path, formats: Sequence[str])
     x = Scale(label=over, lo=min(at.values()), hi=max(at.values()),
               log=numeric and far_apart(values))  # fmt: skip
     for title, settings in curves(over, swept).items():
-        shown = Lines(
+        plot = Lines(
             name="sweep",
             x=x,
             y=Scale(label="leakage (safer ↓)", lo=0.0, hi=1.0),
@@ -84,5 +84,5 @@ def write_figures(over: str, swept: Swept, folder: Path, formats: Sequence[str])
             ticks={place: text for text, place in at.items()},
         )
         name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-        paths += write(figures.lines(shown), place / f"{name}-sweep", formats)
+        paths += write(figures.lines(plot), place / f"{name}-sweep", formats)
     return paths

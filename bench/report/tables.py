@@ -10,7 +10,8 @@ from bench.records import Row, canonical, short
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by table, with a title each; what else differs between tables of one title is added."""
+    """Return rows by table, with a title each; tables of one title get the differing settings
+    added."""
     titles: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         title = (
@@ -20,9 +21,9 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
         table = canonical(_circumstances(row))
         titles.setdefault(title, {}).setdefault(table, []).append(row)
     out = []
-    for title, alike in titles.items():
-        differing = _differing([_circumstances(members[0]) for members in alike.values()])
-        for more, members in zip(differing, alike.values(), strict=True):
+    for title, groups in titles.items():
+        differing = _differing([_circumstances(members[0]) for members in groups.values()])
+        for more, members in zip(differing, groups.values(), strict=True):
             out.append((" · ".join([title, *more]), members))
     return out
 
@@ -36,15 +37,15 @@ def _round(row: Row) -> str:
 
 
 def work(rows: Sequence[Row]) -> str:
-    """What the attacked rounds and the training of a table's rows hold: observed: batch 1, one
-    step; trained: batch 32, five epochs."""
+    """Return what the attacked rounds and the training of a table's rows hold: observed: batch 1,
+    one step; trained: batch 32, five epochs."""
     observed = " or ".join(dict.fromkeys(r.observed for r in rows if r.observed))
     trained = " or ".join(dict.fromkeys(r.protocol_settings.work for r in rows))
     return f"observed: {observed or 'not known'}; trained: {trained}"
 
 
 def _circumstances(row: Row) -> Mapping[str, Any]:
-    """What a table's rows have in common beside its title, by telling names."""
+    """Return what a table's rows have in common beside its title, by descriptive names."""
     return {
         "suite": row.suite,
         "dataset": row.dataset,
@@ -55,7 +56,7 @@ def _circumstances(row: Row) -> Mapping[str, Any]:
 
 
 def _differing(all_: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Of each dictionary "key=value" where not all agree."""
+    """Return "key=value" of each dictionary where not all agree."""
     keys = [
         k
         for k in dict.fromkeys(k for d in all_ for k in d)
@@ -65,13 +66,13 @@ def _differing(all_: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def any_personalised(rows: Sequence[Row]) -> bool:
-    """Whether a column of clients' own accuracies tells more than the common one."""
+    """Return whether a column of clients' own accuracies adds to the common one."""
     return any(r.personalised for r in rows)
 
 
 def attack_metrics(rows: Sequence[Row]) -> dict[str, str]:
-    """The metric that each attack's column shows: SSIM of attacks on images, MSE where there are no
-    images, LnAcc of attacks on counts alone."""
+    """Return the metric that each attack's column shows: SSIM of attacks on images, MSE where there
+    are no images, LnAcc of attacks on counts only."""
     out = {}
     for name in dict.fromkeys(n for r in rows for n in r.attacks):
         has = {m for r in rows if name in r.attacks for m in r.attacks[name].scores}
@@ -80,15 +81,17 @@ def attack_metrics(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def any_errors(rows: Sequence[Row]) -> bool:
-    """Whether an attack's figures are errors of records, which are safer the larger they are."""
+    """Return whether an attack's figures are errors of records, which are safer the larger they
+    are."""
     return any("mse" in attack_metrics(members).values() for _, members in tables(rows))
 
 
 def idle(rows: Sequence[Row]) -> dict[str, str]:
-    """Attacks that apply to no row, with the reason: their columns are left to the files."""
-    found: dict[str, str] = {}
+    """Return the attacks that apply to no row, with the reason: only the files have their
+    columns."""
+    reasons: dict[str, str] = {}
     for name in sorted({n for r in rows for n in r.attacks}):
         entries = [r.attacks[name] for r in rows if name in r.attacks]
         if all(e.status == "not_applicable" for e in entries):
-            found[name] = str(entries[0].reason)
-    return found
+            reasons[name] = str(entries[0].reason)
+    return reasons

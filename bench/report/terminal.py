@@ -42,31 +42,30 @@ class _Strip:
         return 1 + max(map(len, [*self.heading.split("\n"), *self.cells]), default=0)
 
 
-def overview(found: Sequence[overviews.Overview]) -> list[Group]:
-    """A rich table of 80 columns for each table of the overviews: each defense's leakage and what
-    it costs; below it the settings."""
+def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
+    """Return a rich table of 80 columns for each table of the overviews: each defense's leakage and
+    costs; below it the settings."""
     return [
-        Group(Text(head.title, style="bold"), _of_head(one, place), _settings(one, place))
-        for one in found
-        for place, head in enumerate(one.heads)
+        Group(Text(head.title, style="bold"), _column(summary, place), _settings(summary, place))
+        for summary in summaries
+        for place, head in enumerate(summary.heads)
     ]
 
 
-def _settings(found: overviews.Overview, place: int) -> Text:
-    """With which settings the defenses of a table are shown."""
-    shown = [line.verdicts[place].row for line in found.lines]
-    names = [row.setting for row in shown if row is not None and row.settings]
+def _settings(summary: overviews.Overview, place: int) -> Text:
+    """Return the settings with which a table's defenses are shown."""
+    rows = [line.verdicts[place].row for line in summary.lines]
+    names = [row.setting for row in rows if row is not None and row.settings]
     return Text("; ".join(names), style="dim")
 
 
-def _of_head(found: overviews.Overview, place: int) -> Table:
-    """One table's column of an overview, as a table."""
-    column = [(line.defense, line.verdicts[place]) for line in found.lines]
+def _column(summary: overviews.Overview, place: int) -> Table:
+    """Return one table's column of an overview, as a table."""
+    column = [(line.defense, line.verdicts[place]) for line in summary.lines]
     column = [(name, v) for name, v in column if v.leakage != "–"]
     last = column[-1:] if column and column[-1][0] == UNDEFENDED else []
-    body = sorted(
-        column[: len(column) - len(last)], key=lambda one: (one[1].row is None, one[1].leak or 0.0)
-    )
+    ranked = column[: len(column) - len(last)]
+    body = sorted(ranked, key=lambda line: (line[1].row is None, line[1].leak or 0.0))
     table = _empty(None)
     table.add_column("defense", overflow="fold", min_width=_DEFENSE)
     table.add_column("leakage", no_wrap=True)
@@ -89,11 +88,11 @@ def _of_head(found: overviews.Overview, place: int) -> Table:
     return table
 
 
-def shown(rows: Sequence[Row]) -> list[Table]:
-    """Rich tables of 80 columns: intervals and full flags are left to the files, and the upper
-    bound where there is an attacker's choice.
-    Attacks for which a table has no room are in further ones below it. Of more rows than anybody
-    scrolls through, one table that names the safest row of each."""
+def boards(rows: Sequence[Row]) -> list[Table]:
+    """Return rich tables of 80 columns: intervals and full flags are left to the files, and the
+    upper bound where there is an attacker-selected reconstruction. Attacks for which a table has no
+    room are in further tables below it. Very many rows become one table that names the safest row
+    of each."""
     if len(rows) > MOST_ROWS:
         return [_safest(rows)]
     return [table for title, members in tables(rows) for table in _board(title, members)]
@@ -113,25 +112,25 @@ def _board(title: str, rows: Sequence[Row]) -> list[Table]:
     known = sorted({f for f in floors.cells if f != "-"})
     shared = len(known) <= 1  # the same victims in every row: once is enough
     ends = [*([] if shared else [floors]), flags]
-    taken = sum(c.width for c in (ranks, *figures, *ends)) + _DEFENSE + 1
-    first = _fitting(attacks, WIDTH - taken)
+    used = sum(c.width for c in (ranks, *figures, *ends)) + _DEFENSE + 1
+    first = _count_fitting(attacks, WIDTH - used)
     head = f"{title} · floor {known[0]}" if shared and known else title
     parts = work(rows)
     head += "\n" + (parts if len(parts) <= WIDTH else parts.replace("; trained", "\ntrained"))
-    made = [_table(head, rows, ranks, names, [*figures, *attacks[:first], *ends])]
+    pieces = [_table(head, rows, ranks, names, [*figures, *attacks[:first], *ends])]
     while first < len(attacks):
-        some = max(1, _fitting(attacks[first:], WIDTH - ranks.width - 2 * _DEFENSE))
-        made.append(_table("and by", rows, ranks, names, attacks[first : first + some]))
+        some = max(1, _count_fitting(attacks[first:], WIDTH - ranks.width - 2 * _DEFENSE))
+        pieces.append(_table("and by", rows, ranks, names, attacks[first : first + some]))
         first += some
-    return made
+    return pieces
 
 
 def _strip(column: Column, rows: Sequence[Row]) -> _Strip:
     return _Strip(column.heading or "", [column.of(row).brief for row in rows])
 
 
-def _fitting(columns: Sequence[_Strip], room: int) -> int:
-    """How many of the columns, from the first, are not wider than the room."""
+def _count_fitting(columns: Sequence[_Strip], room: int) -> int:
+    """Count the columns, from the first, that fit into the room."""
     widths = itertools.accumulate(c.width for c in columns)
     return sum(w <= room for w in widths)
 
@@ -150,13 +149,14 @@ def _table(
     for place, row in enumerate(rows):
         cells = (c.cells[place] for c in (ranks, *columns))
         rank, *others = cells
-        name = folded(names.cells[place], room)
+        name = fold(names.cells[place], room)
         table.add_row(rank, name, *others, style="" if has_use(row) else "dim")
     return table
 
 
-def folded(text: str, width: int) -> str:
-    """Words in lines of this width; a longer one is broken after an underscore or equals sign."""
+def fold(text: str, width: int) -> str:
+    """Wrap words to lines of this width; a longer word breaks after an underscore or equals
+    sign."""
     lines = [""]
     for word in text.split():
         pieces = [word] if len(word) <= width else re.findall(r"[^_=]+[_=]?|[_=]", word)
@@ -201,7 +201,7 @@ def _safest(rows: Sequence[Row]) -> Table:
 
 
 def legend(rows: Sequence[Row]) -> str:
-    """What the columns, signs and letters that occur mean, a line each."""
+    """Explain the columns, signs and letters that occur, a line each."""
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     units = sorted({r.unit for r in rows if r.unit})
     lines = whole_legend(rows)

@@ -18,7 +18,7 @@ from bench.report.tables import any_errors, any_personalised, tables, work
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
-    """What the columns of some rows' tables mean, a line each."""
+    """Explain the columns of some rows' tables, a line each."""
     entries = [entry for row in rows for entry in row.attacks.values()]
     marks = [(_has(rows, sign), f"{sign} {text}") for sign, text in MARKS.items()]
     lines: list[tuple[object, str]] = [
@@ -80,7 +80,7 @@ def _has(rows: Sequence[Row], sign: str) -> bool:
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and body of one table, as text."""
+    """Return the header and body of one table, as text."""
     columns = board_columns(rows, whole=True)
     return [c.name for c in columns], [[c.of(row).full for c in columns] for row in rows]
 
@@ -89,7 +89,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
-    """One section per table, and how the numbers were made; `missing` says what is not there."""
+    """Return one section per table, and how the numbers were made; `missing` says what is not
+    there."""
     lines = [
         *_about(run, missing),
         *_markdown_overview(rows),
@@ -131,7 +132,7 @@ def readme(
 
 
 def _about(run: Run, missing: Sequence[str]) -> list[str]:
-    """Title and description of a suite, and how the run was made."""
+    """Return the title and description of a suite, and how the run was made."""
     return [
         f"# {markdown_text(run.title)}",
         "",
@@ -146,7 +147,7 @@ def _about(run: Run, missing: Sequence[str]) -> list[str]:
 
 
 def _commands(run: Run) -> list[str]:
-    """The command, or a list of those of the parts."""
+    """Return the command, or a list of those of the parts."""
     if not run.commands:
         return [f"Command: {markdown_code(run.command)}  "]
     return [
@@ -158,17 +159,16 @@ def _commands(run: Run) -> list[str]:
 
 
 def _markdown_overview(rows: Sequence[Row]) -> list[str]:
-    """Lines of the overview: for each protocol leaks of defenses by tables, costs, and the settings
-    that stand in it."""
+    """Return each protocol's leakage of defenses by tables, costs, and settings, as lines."""
     all_ = overviews.by_protocol(rows)
     lines = ["## Overview", ""] if rows else []
     lines += [f"- {markdown_paragraph(line)}" for line in overviews.legend(all_)] + [""]
-    for found in all_:
-        heads = ["defense", *(h.title for h in found.heads), *(c.name for c in overviews.COSTS)]
+    for summary in all_:
+        heads = ["defense", *(h.title for h in summary.heads), *(c.name for c in overviews.COSTS)]
         heads.append("settings")
         lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
-        for line, shown in zip(found.lines, found.cells, strict=True):
-            lines.append(_markdown_line([*shown, ", ".join(line.settings) or "–"]))
+        for line, cells in zip(summary.lines, summary.cells, strict=True):
+            lines.append(_markdown_line([*cells, ", ".join(line.settings) or "–"]))
         lines.append("")
     return lines
 
@@ -178,16 +178,16 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    """Why a cell has no figure, once per attack and reason."""
-    found: dict[str, list[str]] = {}
+    """Return why cells have no figure, once per attack and reason."""
+    settings_by_reason: dict[str, list[str]] = {}
     for row in rows:
         for name, entry in row.attacks.items():
             if entry.status != "done":
                 reason = f"{name} {entry.status.replace('_', ' ')}: {entry.reason}"
-                found.setdefault(reason, []).append(row.setting)
+                settings_by_reason.setdefault(reason, []).append(row.setting)
     return [
         f"- {markdown_paragraph(reason)} ({markdown_text(', '.join(which))})"
-        for reason, which in found.items()
+        for reason, which in settings_by_reason.items()
     ]
 
 
@@ -220,7 +220,7 @@ def lines_of(row: Row) -> list[dict[str, Any]]:
 
 
 def to_leaderboard_json(rows: Sequence[Row]) -> str:
-    """leaderboard.json: strict JSON, a row per line."""
+    """Return leaderboard.json: strict JSON, a row per line."""
     return rows_to_json(rows, explain.sentence)
 
 
@@ -228,7 +228,7 @@ def to_leaderboard_json(rows: Sequence[Row]) -> str:
 
 
 def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
-    """One `table` environment per table of the leaderboard, with the rules of booktabs.
+    """Return one `table` environment per table of the leaderboard, with the rules of booktabs.
 
     Args:
         rows: Of any number of tables.
@@ -237,12 +237,12 @@ def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
     Returns:
         LaTeX that needs `\\usepackage{booktabs}`.
     """
-    found = enumerate(tables(rows), start=1)
-    return "\n".join(_latex(title, members, n, intervals) for n, (title, members) in found)
+    numbered = enumerate(tables(rows), start=1)
+    return "\n".join(_latex(title, members, n, intervals) for n, (title, members) in numbered)
 
 
 def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
-    """One `table` environment per protocol with its overview, with the rules of booktabs.
+    """Return one `table` environment per protocol with its overview, with the rules of booktabs.
 
     Args:
         rows: Of any number of tables.
@@ -254,15 +254,15 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
     return "\n".join(map(_latex_overview, overviews.by_protocol(rows, loss)))
 
 
-def _latex_overview(found: overviews.Overview) -> str:
-    titles = "; ".join(f"{head.number}: {head.title}" for head in found.heads)
-    numbers = [str(head.number) for head in found.heads]
+def _latex_overview(summary: overviews.Overview) -> str:
+    titles = "; ".join(f"{head.number}: {head.title}" for head in summary.heads)
+    numbers = [str(head.number) for head in summary.heads]
     heads = ["defense", *numbers, *(cost.name for cost in overviews.COSTS)]
     return _environment(
-        f"{' '.join(overviews.legend([found]))} Tables: {titles}",
-        f"overview-{found.protocol}",
+        f"{' '.join(overviews.legend([summary]))} Tables: {titles}",
+        f"overview-{summary.protocol}",
         "l" + "r" * (len(heads) - 1),
-        [list(map(latex, line)) for line in (heads, *found.cells)],
+        [list(map(latex, line)) for line in (heads, *summary.cells)],
     )
 
 
@@ -310,11 +310,11 @@ def _threats(rows: Sequence[Row]) -> list[str]:
     return [t for row in rows for t in row.threat.split("; ") if t]
 
 
-def _latex_cell(name: str, shown: Shown, intervals: bool) -> str:
-    """The figure, with its unit or attack, and its interval if that is asked for."""
+def _latex_cell(name: str, figure: Shown, intervals: bool) -> str:
+    """Return the figure, with its unit or attack, and its interval if `intervals`."""
     if name == "defense":
-        return latex(shown.full)
-    text = r"$\infty$" if shown.text == "inf" else latex(shown.text)
+        return latex(figure.full)
+    text = r"$\infty$" if figure.text == "inf" else latex(figure.text)
     always = intervals or name in ("leakage", "accuracy drop")
-    parts = (shown.interval if always else "", shown.beside, shown.mark)
+    parts = (figure.interval if always else "", figure.beside, figure.mark)
     return text + "".join(rf" {{\footnotesize {latex(part)}}}" for part in parts if part)

@@ -42,7 +42,7 @@ _REFUTES = (
 
 
 def flags_of(row: Row, trained: Sequence[TrainOutcome]) -> tuple[Flag, ...]:
-    """The flags, each once, of a row that has none yet, from its trainings of every seed."""
+    """Return the flags, each once, of a row that has none yet, from its trainings of every seed."""
     # Not a set: the order is part of the files.
     return tuple(dict.fromkeys(_flags(row, trained)))
 
@@ -75,8 +75,8 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and row.leaks and row.leaks.below_baseline:
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
-    yield from _of_anyone(row)
-    yield from _understated(row)
+    yield from _unassigned_leakage(row)
+    yield from _stronger_attack(row)
     if row.worst and not row.choice:
         yield Flag(code=FlagCode.BY_BOUND)
     for name, entry in row.attacks.items():
@@ -87,8 +87,8 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
 
 
 def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
-    """Whether an attack had not converged, and by what it gains undefended at twice its budget it
-    would rebuild more than the row shows."""
+    """Return whether an attack had not converged and, by its undefended gain at twice its budget,
+    would reconstruct more than the row shows."""
     grown, similar = entry.convergence, entry.scores.get("ssim")
     if not grown or grown.converged:
         return False
@@ -98,12 +98,12 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
     return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
 
 
-def _of_anyone(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that reconstructs most, whoever's samples it gives to whom, where that
-    is much more than it reconstructs of each client's own, and than the row shows."""
+def _unassigned_leakage(row: Row) -> Iterator[Flag]:
+    """Flag the attack that reconstructs most when samples may go to any client, where that is much
+    more than it reconstructs of each client's own, and than the row shows."""
     if row.leak is None or row.ranking is None:
         return
-    metric, found = row.ranking.metric, []
+    metric, leaks = row.ranking.metric, []
     for name, entry in row.attacks.items():
         anyone = entry.scores.get(f"{metric}_anyone")
         if anyone is None or entry.is_floor or metric not in entry.floor:
@@ -112,24 +112,24 @@ def _of_anyone(row: Row) -> Iterator[Flag]:
         most, own = (leak(s.mean, floor, metric) for s in (anyone, entry.scores[metric]))
         labels_only = entry.floor.get(metric + FLOOR_SUFFIX, floor)
         if most - own > _MORE and leak(anyone.mean, labels_only, metric) > _MUCH:
-            found.append((most, name))
-    most, name = max(found, default=(0.0, ""))
+            leaks.append((most, name))
+    most, name = max(leaks, default=(0.0, ""))
     if most - row.leak > _MORE:
         yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"leak": most})
 
 
-def _understated(row: Row) -> Iterator[Flag]:
-    """A flag for the attack that leaks most, where it alone leaks more than what was chosen
-    among the answers of all: the judge preferred worse ones."""
+def _stronger_attack(row: Row) -> Iterator[Flag]:
+    """Flag the attack that leaks most, where it leaks more than the selected reconstructions: the
+    likelihood score preferred worse ones."""
     if row.choice is None or row.leak is None:
         return
-    most, name = max(_alone(row, row.choice.metric))
+    most, name = max(_leakage_by_attack(row, row.choice.metric))
     if most - row.leak > _WORSE:
         yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
 
 
-def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
-    """What each attack leaks by itself, and its name."""
+def _leakage_by_attack(row: Row, metric: str) -> list[tuple[float, str]]:
+    """Return each attack's leakage, and its name."""
     return [
         (leak(entry.scores[metric].mean, entry.floor[metric], metric), name)
         for name, entry in row.attacks.items()
@@ -138,10 +138,9 @@ def _alone(row: Row, metric: str) -> list[tuple[float, str]]:
 
 
 def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]) -> Row:
-    """A row with a flag for the attack that leaks most in the first round, where that is more than
-    the row shows, though several rounds were seen, and this one among them: who sees more can
-    always look at that alone, so the attacks on all of them were too weak, or the victims, which
-    are others, harder.
+    """Flag the attack that leaks most in the first round, where that is more than a row of several
+    observed rounds shows. An attacker who sees more can ignore the other rounds: the attacks on all
+    of them were too weak, or their victims harder.
 
     Args:
         row: At the checkpoint after training.
@@ -153,13 +152,13 @@ def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]
         return row
     used = [threats[name] for name in {e.threat for e in row.attacks.values()}]
     several = [_work_and_grants(t) for t in used if t.rounds > 1]
-    alike = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
-    found = [
+    names = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
+    candidates = [
         (leaks, name)
-        for leaks, name in _alone(first, row.ranking.metric)
-        if first.attacks[name].threat in alike
+        for leaks, name in _leakage_by_attack(first, row.ranking.metric)
+        if first.attacks[name].threat in names
     ]
-    most, name = max(found, default=(0.0, ""))
+    most, name = max(candidates, default=(0.0, ""))
     if most - row.leak <= _WORSE:
         return row
     flag = Flag(code=FlagCode.FIRST_ROUND, subject=name, values={"leak": most})
@@ -167,14 +166,14 @@ def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]
 
 
 def _work_and_grants(threat: ThreatSettings) -> dict[str, Any]:
-    """All of a threat but its name and how many victims and rounds it has."""
+    """Return all of a threat except its name and its numbers of victims and rounds."""
     return threat.model_dump(exclude={"name", "victims", "rounds"})
 
 
 def at_chance(row: Row, done: Sequence[TrainRecord]) -> bool:
-    """Whether neither the one model nor, where clients keep something, their own networks beat
-    a guess, on the test samples, or the clients, of all seeds together; a method whose clients keep
-    the first stages has no use for the one model."""
+    """Return whether neither the common model nor, where clients keep something, their own networks
+    beat a guess, on the test samples or clients of all seeds together; a method whose clients keep
+    the first stages has no use for the common model."""
     judged: list[tuple[Interval | None, float]] = []
     if row.accuracy:
         known = [t for t in done if t.correct is not None]
@@ -202,37 +201,39 @@ def ordered(table: Sequence[Row]) -> list[Row]:
 
 
 def _failed_control(table: Sequence[Row]) -> float | None:
-    """The leak of the undefended rows where it is too small for the table to rank anything; None
-    where it is large enough, or not known."""
+    """Return the undefended rows' leakage where it is too small for the table to rank anything;
+    None where it is large enough, or unknown."""
     leaks = [leak for r in table if is_reference(r) and (leak := r.leak) is not None]
     return max(leaks) if leaks and max(leaks) < CONTROL else None
 
 
 def is_reference(row: Row) -> bool:
-    """Whether it is an undefended row: attacks run at twice their budget there alone, if at all."""
+    """Return whether it is an undefended row: only there attacks may run at twice their budget."""
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
 def understated(row: Row) -> float | None:
-    """What leaks where flags say that a row shows less: by one attack alone, in the first round
-    alone, or of the images of all clients, whosever each is. None without such a flag."""
+    """Return the largest leakage of flags that say that a row shows less: by one attack, in the
+    first round, or of all clients' images in any order. None without such a flag."""
     codes = (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND, FlagCode.WHOSE_UNKNOWN)
-    found = [f.values["leak"] for f in row.flags if f.code in codes and "leak" in f.values]
-    return max(map(float, found), default=None)
+    leaks = [f.values["leak"] for f in row.flags if f.code in codes and "leak" in f.values]
+    return max(map(float, leaks), default=None)
 
 
 def has_use(row: Row) -> bool:
-    """Whether anybody would deploy the row and its leak says something: no flag costs its rank."""
+    """Return whether anybody would deploy the row and its leakage is informative: no flag costs its
+    rank."""
     return not any(f.costs_rank for f in row.flags)
 
 
-def at_most(lost: float, loss: float) -> bool:
-    """Whether an accuracy lost is no more than what may be, up to the rounding of a difference."""
-    return lost <= loss + _ROUNDING
+def at_most(drop: float, loss: float) -> bool:
+    """Return whether an accuracy drop is within a limit, up to the rounding of a difference."""
+    return drop <= loss + _ROUNDING
 
 
 def undefended(rows: Sequence[Row]) -> Row | None:
-    """The row of a table with which the others are compared; None without one that learned."""
+    """Return the row of a table with which the others are compared; None without one that
+    learned."""
     able = [r for r in rows if not any(f.code in _LEARNED_NOTHING for f in r.flags)]
     named = (r for r in able if r.defense == UNDEFENDED)
     return next(named, None) or next(filter(is_reference, able), None)
@@ -246,14 +247,14 @@ def accuracy_drop(row: Row, bare: Row) -> Interval | None:
         (row.accuracies, bare.accuracies),
         (row.personal_accuracies, bare.personal_accuracies),
     )
-    for own, other in pairs:
-        if seeds := sorted(own.keys() & other.keys()):
+    for own, reference in pairs:
+        if seeds := sorted(own.keys() & reference.keys()):
             samples = min(row.test_samples, bare.test_samples)
-            return drop_interval([other[s] for s in seeds], [own[s] for s in seeds], samples)
+            return drop_interval([reference[s] for s in seeds], [own[s] for s in seeds], samples)
     return None
 
 
 def network(row: Row) -> str:
-    """What rows of one table have in common: network, how it is trained, and checkpoint."""
+    """Return what rows of one table have in common: network, how it is trained, and checkpoint."""
     data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
     return canonical([row.protocol_settings, *data, *model, row.checkpoint])

@@ -45,11 +45,11 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     pixels = _CHUNK_PIXELS if a.device.type == "cpu" else _DEVICE_CHUNK_PIXELS
     at_once = max(1, pixels // (height * width))
     window = _window_rows(a.device)
-    found = torch.empty(len(x), dtype=torch.float64, device=a.device)
+    values = torch.empty(len(x), dtype=torch.float64, device=a.device)
     for start in range(0, len(x), at_once):
         chunk = slice(start, start + at_once)
-        found[chunk] = _channel_ssim(x[chunk], y[chunk], window)
-    return found.reshape(*lead, channels).mean(dim=-1)
+        values[chunk] = _channel_ssim(x[chunk], y[chunk], window)
+    return values.reshape(*lead, channels).mean(dim=-1)
 
 
 def _channel_ssim(x: Tensor, y: Tensor, window: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def most_similar(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
         return float(value.detach()), slope.numpy().ravel()
 
     first = start.double().clamp(0, 1).numpy().ravel()
-    found = minimize(
+    optimum = minimize(
         loss,
         first,
         jac=True,
@@ -156,7 +156,7 @@ def most_similar(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
         bounds=Bounds(0, 1),
         options={"maxiter": _STEPS},
     )
-    return torch.from_numpy(found.x).view(start.shape).to(x.dtype)
+    return torch.from_numpy(optimum.x).view(start.shape).to(x.dtype)
 
 
 def _window_matrix(length: int) -> Tensor:

@@ -32,11 +32,11 @@ class _OfNetwork:
         )
 
     def _each(self, variables: State, x: Tensor, stages: tuple[str, ...]) -> dict[str, Tensor]:
-        weights, found = self.realize(variables), {}
+        weights, outputs = self.realize(variables), {}
         for stage in stages:
             x = self._run(weights, x, stage, stage)
-            found[stage] = x
-        return found
+            outputs[stage] = x
+        return outputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,9 @@ def usable_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return _CPU_BYTES
     free, total = torch.cuda.mem_get_info(device)
-    taken = torch.cuda.memory_allocated(device)
-    kept = torch.cuda.memory_reserved(device) - taken
-    return max(0, min(free + kept, int(gpu_share() * total) - taken))
+    used = torch.cuda.memory_allocated(device)
+    cached = torch.cuda.memory_reserved(device) - used
+    return max(0, min(free + cached, int(gpu_share() * total) - used))
 
 
 def halving(

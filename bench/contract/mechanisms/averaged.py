@@ -50,22 +50,22 @@ def averaged(mechanisms: Sequence[Mechanism], count: int) -> list[Mechanism]:
     (central limit), where it has no law of its own for a mean, and several noises of one kind of
     upload are one. Of anything else no law is told, so that attacks that need one refuse it.
     """
-    found: list[Mechanism] = []
+    means: list[Mechanism] = []
     noises: dict[str, list[Mechanism]] = {}
     for mechanism in mechanisms:
         if mechanism.faithful and mechanism.random and mechanism.spread > 0:
             noises.setdefault(mechanism.of, []).append(mechanism)
             if mechanism.clips and count > 1:
-                found.append(NoiseFree(of=mechanism.of, each=mechanism.to_dict()))
+                means.append(NoiseFree(of=mechanism.of, each=mechanism.to_dict()))
         elif count == 1 or mechanism.shrinkage(torch.zeros(1, 1)) is not None:
-            found.append(mechanism)
+            means.append(mechanism)
         elif mechanism.random or mechanism.tells_interval:
-            found.append(Averaged(of=mechanism.of, each=type(mechanism).__name__))
+            means.append(Averaged(of=mechanism.of, each=type(mechanism).__name__))
     for same in noises.values():
         own = same[0] if count == 1 else same[0].of_mean(count)
         if len(same) == 1 and own is not None:
-            found.append(own)
+            means.append(own)
             continue
         spread = sum(m.spread for m in same) / count
-        found.append(GaussianNoise(of=same[0].of, std=math.sqrt(spread)))
-    return found
+        means.append(GaussianNoise(of=same[0].of, std=math.sqrt(spread)))
+    return means

@@ -64,5 +64,5 @@ def rounded(sent: Tensor, seen: Tensor, step: Tensor, *, softness: float) -> tup
         return -inside.log(), torch.where(away < 1, rest.sign() / (inside * step), 0.0)
     away = (rest.square() + softness**2).sqrt()
     inside = (1 + softness - away).clamp_min(softness)  # 1 at the tip
-    beyond = (away - 1).clamp_min(0)
-    return -inside.log() + beyond / softness, rest / (away * inside * step)
+    excess = (away - 1).clamp_min(0)
+    return -inside.log() + excess / softness, rest / (away * inside * step)

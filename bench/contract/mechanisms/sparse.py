@@ -69,8 +69,8 @@ class Sparsified(Mechanism):
         cut = size >= (math.inf if self.clip is None else self.clip * (1 - 1e-5))
 
         def least(which: Tensor) -> Tensor:
-            found = torch.where(which, size, torch.inf).flatten(1).amin(dim=1)
-            return found.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen)
+            smallest = torch.where(which, size, torch.inf).flatten(1).amin(dim=1)
+            return smallest.view(-1, *[1] * (seen.ndim - 1)).expand_as(seen)
 
         # Of values that all were cut, none tells from which size on they were sent.
         bound = least(sent & ~cut)

@@ -107,7 +107,7 @@ def _ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> bool:
-    """Whether this call connected. Raises UserError if there is nothing to connect to."""
+    """Return whether this call connected. Raises UserError if there is nothing to connect to."""
     if ray.is_initialized():
         return False
     host, colon, port = address.rpartition(":")
@@ -136,7 +136,8 @@ class _Going:
         self.sources = {p.name: p.read_text(encoding="utf-8") for p in settings.env.plugins}
 
     def room(self) -> int:
-        """How many jobs more the cluster's nodes can hold. Raises UserError if none could."""
+        """Count the further jobs that the cluster's nodes can hold. Raises UserError if none
+        fits."""
         cpus, gpus = self.settings.cpus, self.settings.gpus
         alive = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         room = 0
@@ -145,12 +146,12 @@ class _Going:
             fits += [node.get("GPU", 0.0) // gpus] if gpus else []
             room += int(min(fits, default=0))
         if not room and not self.jobs:
-            found = ", ".join(
+            sizes = ", ".join(
                 f"{n.get('CPU', 0):g} CPUs and {n.get('GPU', 0):g} GPUs" for n in alive
             )
             raise UserError(
                 f"no node of the Ray cluster can hold a job of {cpus:g} CPUs and {gpus:g} GPUs: "
-                f"its nodes have {found or 'nothing'}."
+                f"its nodes have {sizes or 'nothing'}."
             )
         return max(0, room - len(self.jobs))
 
@@ -169,7 +170,7 @@ class _Going:
             max_retries=_LOSSES,
             runtime_env={"env_vars": {**variables, "LEAKBENCH_ROOM": task.room}},
         )
-        wanted = [p.name for p in work.env.plugins]
+        names = [p.name for p in work.env.plugins]
         dataset = None
         if work.needs_data:
             job = work.training
@@ -180,12 +181,12 @@ class _Going:
             for folder in work.folders
         ]
         answer = perform.remote(
-            work, {n: self.sources[n] for n in wanted}, settings.code, dataset, *folders
+            work, {n: self.sources[n] for n in names}, settings.code, dataset, *folders
         )
         self.jobs[answer] = task, time.monotonic()
 
     def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        """What several jobs read, put into the object store once."""
+        """Put what several jobs read into the object store once."""
         if name not in self.shelf:
             self.shelf[name] = self.ray.put(make())
         self.shelf.move_to_end(name)
@@ -212,13 +213,13 @@ class _Going:
 
     def _outcome(self, answer: Any, task: Task, began: float) -> Outcome:
         try:
-            host, other, ended, files = self.ray.get(answer)
+            host, differing, ended, files = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
             brief = " ".join(str(error).split())[:300]
             return lost(task, "failed", f"the worker process died ({brief})")
-        if other:
+        if differing:
             raise UserError(
-                f"node {host} of the Ray cluster has other code of {other} than this "
+                f"node {host} of the Ray cluster has other code of {differing} than this "
                 "machine: install the same version there."
             )
         try:
@@ -273,9 +274,9 @@ def _perform(
     work = replace(work, env=env)
     prepared(work, _functions_at_start())
     here = _code_here(env.plugins, work.needed)
-    other = next((name for name, digest in here.items() if code.get(name) != digest), None)
-    if other is not None:
-        return host, other, None, {}
+    differing = next((name for name, digest in here.items() if code.get(name) != digest), None)
+    if differing is not None:
+        return host, differing, None, {}
     with tempfile.TemporaryDirectory(prefix="leakbench-") as name:
         place = Path(name)
         moved = {folder: place / str(i) for i, folder in enumerate(work.folders)}
@@ -296,13 +297,13 @@ def _code_here(
 
 @cache
 def _functions_at_start() -> dict[str, int]:
-    """Of this process; see `prepared`."""
+    """Return this process's functions; see `prepared`."""
     return {}
 
 
 @cache
 def _plugin_folder() -> Path:
-    """Of this process, for the plugin files of its jobs."""
+    """Return this process's folder for the plugin files of its jobs."""
     return Path(tempfile.mkdtemp(prefix="leakbench-plugins-"))
 
 

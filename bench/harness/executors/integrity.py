@@ -24,22 +24,22 @@ def own_packages() -> frozenset[str]:
 
 
 def own_functions() -> dict[str, int]:
-    """The code of every function and method of leakbench that is loaded, by name."""
-    found: dict[str, int] = {}
+    """Return the code of every loaded function and method of leakbench, by name."""
+    functions: dict[str, int] = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in own_packages():
             continue
         for attribute, value in list(vars(module).items()):
             if isinstance(value, type) and value.__module__ == name:
                 methods = {f"{name}.{attribute}.{n}": _code(v) for n, v in vars(value).items()}
-                found |= {method: code for method, code in methods.items() if code}
+                functions |= {method: code for method, code in methods.items() if code}
             elif _code(value):
-                found[f"{name}.{attribute}"] = _code(value)
-    return found
+                functions[f"{name}.{attribute}"] = _code(value)
+    return functions
 
 
 def _code(value: Any) -> int:
-    """Which code a function runs, 0 for what is none."""
+    """Return which code a function runs, 0 for other values."""
     inner = getattr(value, "__func__", None) or getattr(value, "__wrapped__", None) or value
     return id(inner.__code__) if isinstance(inner, FunctionType) else 0
 

@@ -176,14 +176,14 @@ class _Worker:
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             return self._ended(lost(task, "failed", f"the worker process {end}"))
-        taken = time.monotonic() - self.began
-        if self.ready and taken > settings.timeout_s:
+        elapsed = time.monotonic() - self.began
+        if self.ready and elapsed > settings.timeout_s:
             return self._ended(over_time(task, settings.timeout_s))
-        if not self.ready and taken > READY_S:
+        if not self.ready and elapsed > READY_S:
             reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
             return self._ended(lost(task, "failed", reason))
-        held = resident(self.process.pid or 0) if settings.memory is not None else 0
-        if settings.memory is not None and held > settings.memory:
+        memory = resident(self.process.pid or 0) if settings.memory is not None else 0
+        if settings.memory is not None and memory > settings.memory:
             reason = f"over the memory limit of {settings.memory / 1e9:.3g} GB for one worker"
             return self._ended(lost(task, "failed", reason))
         return None

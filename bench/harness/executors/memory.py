@@ -18,22 +18,22 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 @contextmanager
 def peak() -> Iterator[dict[str, int | None]]:
-    """Filled at the end: `host`, the most bytes that this process has held inside (resident; where
-    the system cannot forget an earlier peak, since its start), and `device`, the most that tensors
-    held on the GPU, None without one."""
-    found: dict[str, int | None] = {"host": None, "device": None}
+    """Measure memory, filled in at the end: `host`, the most bytes that this process has held
+    inside (resident; where the system cannot forget an earlier peak, since its start), and
+    `device`, the most that tensors held on the GPU, None without one."""
+    peaks: dict[str, int | None] = {"host": None, "device": None}
     _forget_peak()
     # A job without tensors on a GPU must not start one: CUDA's own context takes memory.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
     try:
-        yield found
+        yield peaks
     finally:
-        found["host"] = _highest()
+        peaks["host"] = _highest()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
-            found["device"] = torch.cuda.max_memory_allocated()
+            peaks["device"] = torch.cuda.max_memory_allocated()
 
 
 def _forget_peak() -> None:
@@ -62,7 +62,7 @@ def total_bytes() -> int:
 
 
 def share_of(workers: int) -> int:
-    """Bytes that each of so many workers may hold."""
+    """Return the bytes that each of some workers may hold."""
     return int(_SHARE * total_bytes() / max(1, workers))
 
 

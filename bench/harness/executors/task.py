@@ -153,15 +153,15 @@ def guarded(work: Work, known: dict[str, int]) -> Ended:
 
 
 def outcome_of(task: Task, ended: Ended) -> Outcome:
-    """Of a task that `guarded` carried out."""
+    """Return the outcome of a task that `guarded` carried out."""
     return Outcome(task=task, record=ended.record, no_space=ended.no_space)
 
 
 def lost(task: Task, status: Literal["failed", "timeout"], reason: str) -> Outcome:
-    """Of a task whose worker is no more."""
+    """Return the outcome of a task whose worker died."""
     return Outcome(task=task, record=NoResult(status=status, reason=reason))
 
 
 def over_time(task: Task, timeout_s: float) -> Outcome:
-    """Of a task that took longer than it may."""
+    """Return the outcome of a task over its time limit."""
     return lost(task, "timeout", f"over the limit of {timeout_s:g} s")
