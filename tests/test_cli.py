@@ -209,9 +209,9 @@ def test_an_attacks_budget_set_on_the_command_line_reaches_it(
     assert all(e["convergence"]["budget"] == 50 for e in entries)
 
 
-def test_the_readmes_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    code_block = readme.split("```python\n")[2].split("```")[0]
+def test_the_docs_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api" / "index.md").read_text()
+    code_block = page.split("```python\n")[1].split("```")[0]
     assert "class MyNoise" in code_block
     assert len(code_block.strip().splitlines()) <= 40
     plugin = tmp_path / "my_noise.py"
