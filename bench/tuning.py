@@ -168,7 +168,7 @@ def own_seeds(suite: Suite) -> list[int]:
 def _losses(
     search: Search, values: Sequence[float], rows: Sequence[Row], suite: Suite
 ) -> Iterator[tuple[float, float]]:
-    """Return what each value loses on the search's task."""
+    """Yield what each value loses on the search's task."""
     task = suite.tasks[search.task]
     protocol = suite.protocol_of(task)
     mine = [

@@ -32,7 +32,7 @@ from bench.records import (
     Kind,
     NoResult,
     TrainJob,
-    packed,
+    pack,
 )
 from tests.made_records import attacked, trained
 
@@ -151,7 +151,7 @@ def test_what_was_published_of_a_folder_says_the_same(suite: Path, tmp_path: Pat
     write(tmp_path / "run", expand(suites.read_suite(str(suite))))
     store = Store(tmp_path / "run")
     (tmp_path / "out").mkdir()
-    archive = packed([(k, store.read(k, key)) for k in KINDS for key in store.keys(k)])
+    archive = pack([(k, store.read(k, key)) for k in KINDS for key in store.keys(k)])
     (tmp_path / "out" / ARCHIVE).write_bytes(archive)
     assert finished(tmp_path / "out") == finished(tmp_path / "run")
     assert len(finished(tmp_path / "out")) == 15

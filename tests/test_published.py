@@ -16,7 +16,7 @@ import bench
 from bench.cli import app
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import ARCHIVE, PACKED_RUN, NoResult, Run, packed, read_json, unpacked
+from bench.records import ARCHIVE, PACKED_RUN, NoResult, Run, pack, read_json, unpack
 from bench.report import leaderboard
 from bench.report.publishing import README, readme, write_published
 from tests.conftest import Run as Runs
@@ -141,8 +141,8 @@ def test_a_report_of_a_published_folder_leaves_it_as_it_is(
 
 
 def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
-    (tmp_path / ARCHIVE).write_bytes(packed([]))
-    assert unpacked(tmp_path / ARCHIVE) == {}
+    (tmp_path / ARCHIVE).write_bytes(pack([]))
+    assert unpack(tmp_path / ARCHIVE) == {}
 
 
 PUBLISHED = [p.parent for p in sorted(RESULTS.rglob(ARCHIVE))]
@@ -197,12 +197,12 @@ def test_published_results_come_out_again(published: Path) -> None:
 
 
 def test_a_figure_that_does_not_come_out_again_is_named(published: Path) -> None:
-    records = unpacked(published / ARCHIVE)
+    records = unpack(published / ARCHIVE)
     for (kind, key), record in records.items():
         if kind == "attack" and "ssim" in getattr(record, "values", {}):
             values = {**record.values, "ssim": [0.99] * record.victims}  # type: ignore[union-attr]
             records[kind, key] = replace(record, values=values)  # type: ignore[call-arg]
-    content = packed((kind, record) for (kind, _), record in records.items())
+    content = pack((kind, record) for (kind, _), record in records.items())
     (published / ARCHIVE).write_bytes(content)
     code, text = verify(published, "--trainings", "1")
     assert code == 1

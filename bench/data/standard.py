@@ -40,7 +40,7 @@ def standard(
     train_size: int | None = None,
     test_size: int | None = None,
 ) -> Dataset:
-    """Load the publisher's or the packaged split; a fifth of its training part is auxiliary.
+    """The publisher's or the packaged split; a fifth of its training part is auxiliary.
 
     The auxiliary part has at most 5000 samples.
     """

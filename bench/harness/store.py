@@ -40,7 +40,7 @@ from bench.records import (
     check_training,
     read_outcome,
     to_json,
-    unpacked,
+    unpack,
 )
 
 
@@ -181,7 +181,7 @@ class Store:
         """The records of published results; none of a run's own folder."""
         if (self.folder / "records").is_dir() or not (self.folder / ARCHIVE).is_file():
             return {}
-        return unpacked(self.folder / ARCHIVE)
+        return unpack(self.folder / ARCHIVE)
 
     def artifacts(self, key: str) -> Path:
         """Return where a job's files lie. Raises UserError if that is a link."""

@@ -19,7 +19,7 @@ from bench.contract.network import Layer, LayerKind
 from bench.errors import UserError
 from bench.foreign import in_one_line
 from bench.models.anatomy import SAMPLES, Place, dissect
-from bench.models.network import KINDS, Initial, Network, Shape, drawn
+from bench.models.network import KINDS, Initial, Network, Shape, draw_parameters
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel."""
@@ -187,7 +187,7 @@ class ModuleNetwork(Network):
         """Return the module's own initial parameters, of PyTorch's global generator seeded by
         `rng`."""
         if self._initial is not None:
-            values = drawn(self._module, self._initial, rng)
+            values = draw_parameters(self._module, self._initial, rng)
         else:
             seed = int(torch.randint(2**31, (), generator=rng))
             parameters = self._fresh(seed, self.shape).named_parameters()

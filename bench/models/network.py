@@ -348,7 +348,7 @@ class ChainNetwork(Network):
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, drawn in the order of `named_parameters`."""
-        return drawn(self._chained, self._initial, rng)
+        return draw_parameters(self._chained, self._initial, rng)
 
     def _segment(
         self, params: State, buffers: State, x: Tensor, low: int, high: int, mode: str
@@ -375,8 +375,8 @@ class ChainNetwork(Network):
                 yield name, module, KINDS.get(type(module), "other")
 
 
-def drawn(module: nn.Module, initial: Initial, rng: torch.Generator) -> dict[str, Tensor]:
-    """Values of all of a module's parameters, drawn in their order."""
+def draw_parameters(module: nn.Module, initial: Initial, rng: torch.Generator) -> dict[str, Tensor]:
+    """Draw the values of all of a module's parameters in their order."""
     params: dict[str, Tensor] = {}
     for prefix, part in module.named_modules():
         draw = next(initial[t] for t in type(part).__mro__ if t in initial)

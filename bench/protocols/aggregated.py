@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.contract.defense import Defense
 from bench.contract.messages import FORMER, UPLOAD_KINDS, Message, Part, State, as_kind
 from bench.protocols.federation import Aggregation, RoundResult
-from bench.protocols.wire import frozen
+from bench.protocols.wire import freeze
 from bench.toolkit.aggregation import mean_over_present
 
 LEAST, _LEAST_OF_FEW = 0.4, 0.5
@@ -177,7 +177,7 @@ def _aggregate_again(defense: Defense, result: RoundResult, messages: Sequence[M
             m for m in kept.answers.get(question.kind, ()) if m.receiver != FORMER
         ],
     )
-    given = [frozen(m) for m in messages]
+    given = [freeze(m) for m in messages]
     try:
         after = copy.deepcopy(defense).aggregate(server, given)
         after = mean_over_present(server, given) if after is None else after

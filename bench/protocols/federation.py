@@ -21,7 +21,7 @@ from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
 from bench.protocols.settings import ProtocolSettings
-from bench.protocols.wire import Wire, frozen
+from bench.protocols.wire import Wire, freeze
 from bench.seeding import derived_seed, generator
 from bench.toolkit.aggregation import filled, mean_over_present
 
@@ -279,7 +279,7 @@ class Federation(LocalTraining):
         for client in joined:
             plain = self._plain_upload(client, locals_[client.id], work)
             if observed or client.id in watched:  # copies, since hooks may change what they get
-                trained[client.id] = frozen(plain)
+                trained[client.id] = freeze(plain)
                 received[client.id] = detached(locals_[client.id].broadcast)
             drafts[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
@@ -289,7 +289,7 @@ class Federation(LocalTraining):
         answered = wire.party_seconds
         for client in joined:
             if client.id in trained:
-                sent[client.id] = [frozen(m) for m in uploads[client.id]]
+                sent[client.id] = [freeze(m) for m in uploads[client.id]]
             self._remember(client, locals_[client.id], uploads[client.id])
             wire.send(uploads[client.id])
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
@@ -411,7 +411,7 @@ class Federation(LocalTraining):
             wire.send([message])
             answers = wire.collect(SERVER) + wire.collect(FORMER)
             if kept is not None:
-                kept.answers.setdefault(message.kind, []).extend(map(frozen, answers))
+                kept.answers.setdefault(message.kind, []).extend(map(freeze, answers))
             return answers
 
         server = Server(
@@ -423,7 +423,7 @@ class Federation(LocalTraining):
         )
         messages = [filled(m, base=self.state) for m in wire.collect(SERVER)]
         if kept is not None:
-            kept.server, kept.messages = server, [frozen(m) for m in messages]
+            kept.server, kept.messages = server, [freeze(m) for m in messages]
         chosen = self.defense.aggregate(server, messages)
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)

@@ -56,7 +56,7 @@ class Wire:
         raise RuntimeError(f"third parties still answer each other after {_MOST_DELIVERIES}.")
 
     def _deliver(self, message: Message) -> list[Message]:
-        message = frozen(message)
+        message = freeze(message)
         if message.receiver != EVERYONE and not (
             message.receiver in self.inbox or message.receiver in self.parties
         ):
@@ -68,7 +68,7 @@ class Wire:
         if self.keeps:
             self.logged += message.n_bytes
             # A copy again: who receives a message may change it.
-            self.log.append(_strip_boxes(frozen(message)))
+            self.log.append(_strip_boxes(freeze(message)))
             if self.logged > self.most_bytes:
                 self.log.clear()
         if message.receiver == EVERYONE:
@@ -103,8 +103,8 @@ class Wire:
         )
 
 
-def frozen(message: Message) -> Message:
-    """A copy that shares no storage with a message, but for what is sealed."""
+def freeze(message: Message) -> Message:
+    """Copy a message so that they share no storage, except for what is sealed."""
     return message.with_parts({n: _copy(p) for n, p in message.parts.items()})
 
 

@@ -7,7 +7,7 @@ file is read, and written by `to_json`.
 
 from __future__ import annotations
 
-from bench.records.archive import ARCHIVE, packed, unpacked
+from bench.records.archive import ARCHIVE, pack, unpack
 from bench.records.contradictions import check_attack, check_together, check_training
 from bench.records.files import RECONSTRUCTION, check_kept, read_json, read_outcome
 from bench.records.flags import Flag, FlagCode

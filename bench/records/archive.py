@@ -21,13 +21,13 @@ ARCHIVE = "records.jsonl.gz"
 Outcome = TrainOutcome | AttackOutcome
 
 
-def packed(records: Iterable[tuple[Kind, Outcome]]) -> bytes:
+def pack(records: Iterable[tuple[Kind, Outcome]]) -> bytes:
     """Return the file's content: equal records give equal bytes."""
     lines = "".join(to_line({"kind": kind, "record": r}) + "\n" for kind, r in records)
     return gzip.compress(lines.encode(), mtime=0)
 
 
-def unpacked(path: Path) -> dict[tuple[Kind, str], Outcome]:
+def unpack(path: Path) -> dict[tuple[Kind, str], Outcome]:
     """Return the records of an archive by kind and key.
 
     Raises:

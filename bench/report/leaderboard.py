@@ -161,7 +161,7 @@ def settings_of(trainings: Iterable[PlannedTraining]) -> list[list[PlannedTraini
 
 
 def cells_by_row(run: Run) -> Iterator[tuple[str, Cell]]:
-    """Return all cells in the run's order, each after the `row_id` of its row."""
+    """Yield all cells in the run's order, each after the `row_id` of its row."""
     for training in run.trainings:
         ids = {c: row_id(heading(run, training, c)) for c in run.suite.checkpoints}
         yield from ((ids[cell.checkpoint], cell) for cell in training.cells)

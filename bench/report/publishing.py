@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.harness.store import Store, write_whole
-from bench.records import ARCHIVE, PACKED_RUN, Kind, NoResult, packed, to_json
+from bench.records import ARCHIVE, PACKED_RUN, Kind, NoResult, pack, to_json
 from bench.records.archive import Outcome
 from bench.report import text
 from bench.report.files import Files
@@ -47,7 +47,7 @@ def write_published(folder: Path, out: Path) -> list[Path]:
             record = replace(record, traceback=None)
         records.append((kind, record))
     write_whole(out / PACKED_RUN, gzip.compress(to_json(run).encode(), mtime=0))
-    write_whole(out / ARCHIVE, packed(records))
+    write_whole(out / ARCHIVE, pack(records))
     write_whole(out / README, readme(out))
     return [out / name for name in (PACKED_RUN, ARCHIVE, README)]
 
