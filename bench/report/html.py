@@ -20,15 +20,13 @@ from markupsafe import Markup
 
 import bench
 from bench.records import FlagCode, Row, Run
-from bench.report import explain, figures, gallery, overview, paper, text
+from bench.report import explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import seen_in_html, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from bench.report.subjects import Subject
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -104,7 +102,7 @@ def page(
             gaps=_gaps(tables),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
-            trade=_images(figures.of_report(rows), "") if overall else [],
+            trade=_plots("all tables", rows) if overall else [],
             overviews=choices,
             costs=overview.COSTS,
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
@@ -118,15 +116,26 @@ def _board_values(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict
     own = _own(pictures, board.rows)
     return {
         "board": board,
-        "plots": _images(figures.of_table(board.rows, rows), board.title),
+        "plots": _plots(board.title, rows, board.rows),
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
     }
 
 
-def _images(by_name: Mapping[str, Figure], title: str) -> list[tuple[str, Markup]]:
-    """Return what each figure shows, and the figure as an image element."""
+def _plots(
+    title: str, rows: Sequence[Row], members: Sequence[Row] | None = None
+) -> list[tuple[str, Markup]]:
+    """Return what each figure of a table shows, and the figure as an image element.
+
+    Args:
+        title: Of the table.
+        rows: All of the report.
+        members: The table's; None: the figures of all tables together.
+    """
+    from bench.report import figures, paper  # which take longer to import than a page takes
+
+    by_name = figures.of_report(rows) if members is None else figures.of_table(members, rows)
     named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
     return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
 
