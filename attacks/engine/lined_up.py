@@ -24,17 +24,16 @@ _LEAST = 1e-6
 def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
     """The releases with their samples in the order of the last one's.
 
-    A sample's activations differ from round to round, since the network does. What each round's
-    tell of an image is put as evidence of its principal components (see `Told`), and the assignment
-    is taken under which the rounds are likeliest to show the same images. A local epoch that stands
-    as a release of its own (see `linked`) says so how the steps of its round are to be put in
-    order. Epochs of several steps are united before (see `united`). Where nothing is to be lined
-    up, all stay as they are.
+    A sample's activations differ from round to round, since the network does. Each round gives
+    evidence of the principal components of an image (`ComponentEvidence`). The assignment is taken
+    under which the rounds most likely show the same images. A later local epoch that is a release
+    itself (see `linked`) gives the order of that epoch's steps. Epochs of several steps are united
+    before (see `united`). Where there is nothing to line up, the releases stay as they are.
     """
     if len(releases) == 1 or releases[-1].samples == 1 or SMASHED not in releases[-1].by_sample:
         return releases
-    told = [_told(one, ctx) for one in releases]
-    places = _places(told[-1], told[:-1])
+    evidence = [_component_evidence(release, ctx) for release in releases]
+    places = _places(evidence[-1], evidence[:-1])
     ordered: list[Release] = []
     epochs: dict[int, Tensor] = {}  # orders of the later epochs of the round at hand
     for one, order in zip(releases, [*places, None], strict=True):
@@ -48,9 +47,9 @@ def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What activations tell of the principal components z of each sample's image, a priori of
-    variance 1: a likelihood exp(z' `toward` - z' `precision` z / 2).
+class ComponentEvidence:
+    """The likelihood exp(z' `toward` - z' `precision` z / 2) of the principal components z of each
+    sample's image, which have variance 1 a priori, given its activations.
 
     Attributes:
         toward: [V, K, L].
@@ -60,10 +59,9 @@ class Told:
     toward: Tensor
     precision: Tensor
 
-    def assigned(self, other: Told) -> Tensor:
-        """Which sample of `other` is each of these, int64 [V, K]: the assignment of the largest
-        likelihood."""
-        found = []
+    def assign(self, other: ComponentEvidence) -> Tensor:
+        """Return which sample of `other` each of these is, int64 [V, K], by largest likelihood."""
+        orders = []
         for victim in range(len(self.toward)):
             toward = self.toward[victim, :, None] + other.toward[victim, None]
             precision = self.precision[victim, :, None] + other.precision[victim, None]
@@ -72,38 +70,40 @@ class Told:
             volume = root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
             score = half.square().sum(dim=(-2, -1)) / 2 - volume
             _, places = linear_sum_assignment(score.cpu().numpy(), maximize=True)
-            found.append(torch.from_numpy(places))
-        return torch.stack(found)
+            orders.append(torch.from_numpy(places))
+        return torch.stack(orders)
 
-    def at(self, places: Tensor) -> Told:
+    def at(self, places: Tensor) -> ComponentEvidence:
         """The samples at int64 [V, K]."""
         rows = places.to(self.toward.device)
         victims = torch.arange(len(rows), device=rows.device)[:, None]
-        return Told(toward=self.toward[victims, rows], precision=self.precision[victims, rows])
+        return ComponentEvidence(
+            toward=self.toward[victims, rows], precision=self.precision[victims, rows]
+        )
 
-    def plus(self, other: Told, sign: int = 1) -> Told:
+    def plus(self, other: ComponentEvidence, sign: int = 1) -> ComponentEvidence:
         """Both together; sign -1: without the other."""
-        return Told(
+        return ComponentEvidence(
             toward=self.toward + sign * other.toward,
             precision=self.precision + sign * other.precision,
         )
 
 
-def _places(last: Told, others: Sequence[Told]) -> list[Tensor]:
-    """For each of `others` which of its samples is each of the last one's, int64 [V, K]: one after
-    the other beside those before it, and then each once more beside all."""
-    total, found = last, []
-    for one in others:
-        found.append(total.assigned(one))
-        total = total.plus(one.at(found[-1]))
-    for number, one in enumerate(others):
-        rest = total.plus(one.at(found[number]), -1)
-        found[number] = rest.assigned(one)
-        total = rest.plus(one.at(found[number]))
-    return found
+def _places(last: ComponentEvidence, others: Sequence[ComponentEvidence]) -> list[Tensor]:
+    """Return for each of `others` which of its samples each of the last one's is, int64 [V, K]:
+    each is assigned beside those before it, and then once more beside all."""
+    total, places = last, []
+    for other in others:
+        places.append(total.assign(other))
+        total = total.plus(other.at(places[-1]))
+    for number, other in enumerate(others):
+        rest = total.plus(other.at(places[number]), -1)
+        places[number] = rest.assign(other)
+        total = rest.plus(other.at(places[number]))
+    return places
 
 
-def _told(release: Release, ctx: Context) -> Told:
+def _component_evidence(release: Release, ctx: Context) -> ComponentEvidence:
     """By a linear regression of public activations on the components of their images, whose
     residuals are taken for independent noise beside that of the defense."""
     view = split_view(release, dtype=torch.float64, device=ctx.device)
@@ -125,7 +125,9 @@ def _told(release: Release, ctx: Context) -> Told:
     weighed = torch.where(present, (values - centre) / variance, 0.0)
     kinds, kind = present.flatten(0, 1).unique(dim=0, return_inverse=True)
     each = torch.stack([(slope * (there / variance)) @ slope.mT for there in kinds])
-    return Told(toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2]))
+    return ComponentEvidence(
+        toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2])
+    )
 
 
 def _reordered(release: Release, orders: dict[int, Tensor]) -> Release:

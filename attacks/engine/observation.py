@@ -188,28 +188,38 @@ class OwnValues:
         return found
 
 
-_PARSED: deque[Release] = deque(maxlen=128)
-"""The last ones, since an attack and the judge of its answer ask for the same."""
+_PARSED: deque[tuple[list[int], Release]] = deque(maxlen=128)
+"""The last ones, each after `_versions` of what it was parsed from: an attack and the likelihood
+score of its answer ask for the same."""
+_SAME = ("messages", "known", "before", "after", "const", "buffers")
 
 
 def parsed(seen: Seen) -> list[Release]:
-    """Every release of an observation, oldest first."""
+    """Return every release of an observation, oldest first. One that was parsed before is returned
+    again, unless a message has been written to since."""
     releases = []
     for one in seen.releases:
-        if _PARSED and _PARSED[0].seen.initial is not one.initial:  # of another observation
+        if _PARSED and _PARSED[0][1].seen.initial is not one.initial:  # of another observation
             _PARSED.clear()
-        same = ("messages", "known", "before", "after", "const", "buffers")
-        known = (
-            r
-            for r in _PARSED
-            if r.clients == one.clients and all(getattr(r.seen, n) is getattr(one, n) for n in same)
+        versions = _versions(one)
+        matches = (
+            release
+            for known, release in _PARSED
+            if release.clients == one.clients
+            and known == versions
+            and all(getattr(release.seen, n) is getattr(one, n) for n in _SAME)
         )
-        release = next(known, None)
+        release = next(matches, None)
         if release is None:
             release = parse(one)
-            _PARSED.append(release)
+            _PARSED.append((versions, release))
         releases.append(release)
     return releases
+
+
+def _versions(seen: Seen) -> list[int]:
+    """How often the values of each message were written to."""
+    return [p.values._version for m in seen.messages for p in m.parts.values()]
 
 
 def parse(seen: Seen) -> Release:
