@@ -54,8 +54,8 @@ def test_all_files_come_from_one_reading_of_the_records(
     drawn: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    original = leaderboard.rows
-    monkeypatch.setattr(leaderboard, "rows", lambda f: calls.append(f) or original(f))
+    original = leaderboard.rows_of
+    monkeypatch.setattr(leaderboard, "rows_of", lambda *a: calls.append(a) or original(*a))
     texts: list[Any] = []
     to_json = text.to_leaderboard_json
     monkeypatch.setattr(

@@ -6,9 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.harness.store import Store
 from bench.records import LEADERBOARD, Row, Run
 from bench.records.submitted import Verified, read_verified, standing
 from bench.report import leaderboard, text
+from bench.report.errata import with_errata
 
 if TYPE_CHECKING:
     from bench.report.subjects import Subject
@@ -35,16 +37,18 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = Run.read(folder)
+        self._store = Store(folder, self.run)
 
     @cached_property
     def rows(self) -> list[Row]:
         """Rows as the records have them, with the folder's errata."""
-        return leaderboard.load(self.folder)
+        rows = leaderboard.rows_of(self.run, self.run.trainings, self._store)
+        return with_errata(rows, self.folder)
 
     @cached_property
     def missing(self) -> list[str]:
         """See `leaderboard.missing_words`."""
-        return leaderboard.missing_words(self.folder, self.run)
+        return leaderboard.missing_words(self._store, self.run)
 
     @cached_property
     def verified(self) -> Verified | None:

@@ -56,15 +56,15 @@ def load(folder: Path) -> list[Row]:
     return with_errata(rows(folder), folder)
 
 
-def missing_words(folder: Path, run: Run) -> list[str]:
-    """Sentences that say what readers may take to be there and is not: jobs of a run that was
-    stopped (published results have them all), and what else of its suite was not run."""
-    return [*_pending_words(folder, run), *_part_words(run)]
+def missing_words(store: Store, run: Run) -> list[str]:
+    """Return a sentence for everything that readers may expect and that is not there: jobs of a run
+    that was stopped, and what else of its suite was not run."""
+    return [*_pending_words(store, run), *_part_words(run)]
 
 
-def _pending_words(folder: Path, run: Run) -> Iterator[str]:
+def _pending_words(store: Store, run: Run) -> Iterator[str]:
     names = run.record_names
-    if left := len(set(names) - Store(folder).names):
+    if left := len(set(names) - store.names):
         yield f"{left} of {len(names)} jobs have not run yet: the same command goes on with them."
 
 
