@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.errors import UserError
 from bench.harness.store import Store, write_whole
-from bench.records import ARCHIVE, PACKED_RUN, Kind, NoResult, pack, to_json
+from bench.records import ARCHIVE, PACKED_RUN, RUN, Kind, NoResult, Run, pack, to_json
 from bench.records.archive import Outcome
 from bench.report import text
 from bench.report.files import Files
@@ -29,12 +29,11 @@ def write_published(folder: Path, out: Path) -> list[Path]:
         The paths of the files.
 
     Raises:
-        UserError: For a folder without records of all its jobs, or if `out` is that
-            folder and it is not published.
+        UserError: For a folder without records of all its jobs, or if `out` is a run's own folder.
     """
-    if out.resolve() == folder.resolve() and (folder / "records").is_dir():
-        raise UserError(f"{out} is the result folder itself; publish into another.")
-    run = Files(folder).run
+    if (out / "records").is_dir():
+        raise UserError(f"{out} is a run's own folder; publish into another.")
+    run = Run.read(folder)
     store = Store(folder, run)
     records: list[tuple[Kind, Outcome]] = []
     for kind, key in run.record_names:
@@ -48,6 +47,7 @@ def write_published(folder: Path, out: Path) -> list[Path]:
         records.append((kind, record))
     write_whole(out / PACKED_RUN, gzip.compress(to_json(run).encode(), mtime=0))
     write_whole(out / ARCHIVE, pack(records))
+    (out / RUN).unlink(missing_ok=True)  # of an earlier version, and read before the packed one
     write_whole(out / README, readme(out))
     return [out / name for name in (PACKED_RUN, ARCHIVE, README)]
 
