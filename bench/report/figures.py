@@ -180,14 +180,15 @@ def _heads(columns: Sequence[str]) -> tuple[list[str], float, int]:
 
 
 def of_report(rows: Sequence[Row]) -> dict[str, Figure]:
-    """The figure of all tables of a report, by its name; none where it would tell nothing."""
-    return {} if plots.trade(rows) is None else {"trade": trade(rows)}
+    """Return the figure of all tables of a report by its name; none where it would say nothing."""
+    plot = plots.trade(rows)
+    return {} if plot is None else {"trade": _draw_scatter(plot, "page")}
 
 
 def of_table(
     members: Sequence[Row], rows: Sequence[Row], *, width: str = "column"
 ) -> dict[str, Figure]:
-    """The figures of one table that stand on its page, by their names.
+    """Return the figures of one table that stand on its page, by their names.
 
     Args:
         members: Its rows.
@@ -195,10 +196,8 @@ def of_table(
         width: Of each.
     """
     by_name: dict[str, Figure] = {}
-    if any(plots.utility(r) and r.worst for r in members) and (
-        plots.scatter(members, "leak", rows).tells
-    ):
-        by_name["pareto"] = pareto(members, among=rows, width=width)
+    if (pareto_plot := _draw_if_telling(members, "leak", rows, width)) is not None:
+        by_name["pareto"] = pareto_plot
     if spent := plots.budgets(members, members[0]):
         by_name["budget"] = lines(spent, width=width)
     for over in courses(members, rows):
@@ -243,11 +242,9 @@ def write_figures(
         by_name: dict[str, Figure] = {}
         if (by_attack := plots.attacks_map(members)) is not None:
             by_name["attacks"] = heat(by_attack)
-        for which, what in EPSILONS.items():
-            if any(plots.utility(r) for r in members) and (
-                plots.scatter(members, what, rows).tells
-            ):
-                by_name[f"epsilon_{what}"] = epsilon(members, which=which, among=rows, width=width)
+        for what in EPSILONS.values():
+            if (epsilon_plot := _draw_if_telling(members, what, rows, width)) is not None:
+                by_name[f"epsilon_{what}"] = epsilon_plot
         by_name |= of_table(members, rows, width=width)
         if strongest := grids.strongest(folder, cells, members):
             by_name["pictures"] = grids.pictures(folder, strongest, width="page")
@@ -257,6 +254,17 @@ def write_figures(
 
 
 # --- pieces -----------------------------------------------------------------------------------
+
+
+def _draw_if_telling(
+    members: Sequence[Row], name: str, rows: Sequence[Row], width: str
+) -> Figure | None:
+    """Draw the plot of a table by its key of `plots.KINDS`; None where it would say nothing."""
+    try:
+        plot = plots.scatter(members, name, rows)
+    except UserError:  # no row has both figures
+        return None
+    return _draw_scatter(plot, width) if plot.tells else None
 
 
 def _draw_scatter(plot: Scatter, width: str) -> Figure:

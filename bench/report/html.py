@@ -69,7 +69,12 @@ def page(
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     tables = boards(rows)
     overall = subject is None or subject.overall
-    contents = [_board_values(b, rows, pictures) for b in tables]
+    contents = [_board_values(b, pictures) for b in tables]
+    if subject is None:  # the pages on subjects are many, and a plot takes half a second
+        contents = [
+            {**values, "plots": _plots(b.title, rows, b.rows)}
+            for b, values in zip(tables, contents, strict=True)
+        ]
     choices = overview.choices(rows) if overall else []
     reasons = _reasons(tables)
     over = explain.interval_words(rows) or "95 % interval"
@@ -102,7 +107,7 @@ def page(
             gaps=_gaps(tables),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
-            trade=_plots("all tables", rows) if overall else [],
+            trade=_plots("all tables", rows) if subject is None else [],
             overviews=choices,
             costs=overview.COSTS,
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
@@ -112,11 +117,11 @@ def page(
     )
 
 
-def _board_values(board: Board, rows: Sequence[Row], pictures: Pictures) -> dict[str, Any]:
+def _board_values(board: Board, pictures: Pictures) -> dict[str, Any]:
     own = _own(pictures, board.rows)
     return {
         "board": board,
-        "plots": _plots(board.title, rows, board.rows),
+        "plots": [],
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
