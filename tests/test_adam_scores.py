@@ -205,6 +205,7 @@ def test_the_servers_copies_of_client_layers_move_alike(digits: Dataset) -> None
         torch.testing.assert_close(value, moved[0.2][name])
 
 
+@pytest.mark.slow
 def test_masks_train_by_adam_in_few_rounds(digits: Dataset) -> None:
     """Chance is 10 %."""
     network = network_for(digits, "mlp_spm")

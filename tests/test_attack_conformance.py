@@ -179,6 +179,7 @@ class Exits(Attack):
 '''
 
 
+@pytest.mark.slow
 def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "loops.py"
     path.write_text(HEAD + LOOPS)

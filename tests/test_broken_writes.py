@@ -109,7 +109,7 @@ def test_a_driver_killed_while_it_writes_loses_and_changes_no_record(
         assert runs.made(plan, keys, place, replaying(made)).ran == 0
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["replace", pytest.param("fsync", marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written(
     finished: tuple[Plan, Keys, Store],
     tmp_path: Path,

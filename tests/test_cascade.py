@@ -103,6 +103,7 @@ def test_what_was_rebuilt_is_not_attacked_again_and_what_was_not_is(
     assert defended.notes[0].count(" and ") == 1
 
 
+@pytest.mark.slow
 def test_of_some_victims_the_others_are_attacked(
     run: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...]
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_run_that_goes_on_makes_what_is_missing_and_nothing_twice(
     }
 
 
+@pytest.mark.slow
 def test_the_upper_bound_loses_no_more_than_what_counts_as_rebuilt(
     run: Any, tiny: Callable[..., Path]
 ) -> None:

@@ -225,6 +225,7 @@ def test_the_run_at_twice_the_budget_makes_the_same_draws_from_untouched_inputs(
     each_cell(store, equal)
 
 
+@pytest.mark.slow
 def test_attacks_that_twice_the_budget_gains_nothing_run_once_and_have_no_convergence(
     run: Run, tiny: Callable[..., Path], spenders: tuple[Path, ...]
 ) -> None:
@@ -259,6 +260,7 @@ def test_entries_without_figures_are_not_flagged_as_cut_short(
     assert "failed: RuntimeError: too much" in [reason for _, reason in report.failures]
 
 
+@pytest.mark.slow
 def test_convergence_is_taken_from_the_first_reference_of_the_same_network_and_checkpoint(
     run: Run, tiny: Callable[..., Path], spenders: tuple[Path, ...]
 ) -> None:

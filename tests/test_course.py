@@ -157,6 +157,7 @@ def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:
     assert ThreatSettings(rounds=3).scheduled(rounds_before("round-4", 9)) == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_uploads_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
     bare, *_ = SUITE.partition("[[defenses]]")
     suite = tmp_path / "suite.toml"
@@ -190,6 +191,7 @@ settings = { share = 0.25 }
     assert by_defense["fedml_he"]["parties"] > 0 == by_defense["none"]["parties"]
 
 
+@pytest.mark.slow
 def test_a_task_that_no_attack_names_is_trained_and_not_observed(tmp_path: Path) -> None:
     bare, _, rest = SUITE.partition("[[threats]]")
     suite = tmp_path / "suite.toml"

@@ -160,6 +160,7 @@ def test_withheld_coordinates_do_not_count(digits: Dataset) -> None:
         assert bool((loss < 1e-9 * matcher.evidence.square).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [DLG(restarts=0), IDLG(restarts=1)], ids=["dlg", "idlg"])
 def test_an_attack_gives_a_victim_the_same_answer_whatever_the_chunk(
     digits: Dataset, attack: DLG, monkeypatch: pytest.MonkeyPatch

@@ -262,6 +262,7 @@ def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> N
     assert len(json.loads(paths[".json"])) == 3
 
 
+@pytest.mark.slow
 def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     run: Run, tiny: Callable[..., Path]
 ) -> None:

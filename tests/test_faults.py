@@ -212,6 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_one_sentence_and_nothing_is_lost(
     small_disk: Path, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_sentence(
 # --- clock and company --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_changes_nothing(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int

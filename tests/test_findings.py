@@ -14,6 +14,8 @@ from bench.report.overview import by_protocol
 from bench.report.tables import tables
 from bench.report.verdicts import accuracy_drop, undefended
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[1] / "results"
 
 

@@ -86,7 +86,11 @@ def table() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, marks=[pytest.mark.slow] if s != (3, 8) else []) for s in SHAPES],
+    ids=lambda s: f"{s[0]}x{s[1]}",
+)
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_intervals_hold_the_truth_as_often_as_they_should(

@@ -193,6 +193,7 @@ class Steals(PriorOnly):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(isolation("auto").bwrap is None, reason="bubblewrap does not work here")
 def test_in_the_sandbox_an_attack_finds_neither_truth_nor_data_set(
     run: RunIt, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

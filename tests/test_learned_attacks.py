@@ -228,6 +228,7 @@ def beats_the_class_mean_floor(dataset: str, model: str) -> None:
     assert decoder > ridge - 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "model"), UPDATES[:1])
 def test_updates_are_inverted_above_the_class_mean_floor(dataset: str, model: str) -> None:
     beats_the_class_mean_floor(dataset, model)
@@ -279,6 +280,7 @@ def test_noise_on_smashed_data_is_learnt_through(digits: Dataset, attack: Attack
     assert run(attack, digits, case) > floor_of(digits, case[1]) + 0.1
 
 
+@pytest.mark.slow
 def test_an_update_under_noise_is_never_below_the_mean_floor(digits: Dataset) -> None:
     """The label is still read, so that even strong noise leaves the class's mean image."""
     case = updates(digits, "lenet", GaussianUpdate(noise_multiplier=0.02, clip_norm=5.0))
@@ -344,6 +346,7 @@ class HidesHalf(Defense):
         return [messages[0].with_parts({**messages[0].parts, name: hidden})]
 
 
+@pytest.mark.slow
 def test_absent_values_become_zero_with_their_pattern_beside(digits: Dataset) -> None:
     case = updates(digits, "lenet", HidesHalf(), clients=4)
     channel = Channel(parsed(case[0]), case[2], max_features=100_000)

@@ -392,6 +392,7 @@ def test_records_that_belong_to_nothing_change_no_figure(sound: Path, tmp_path: 
 # --- suites -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_suite_that_takes_a_shipped_ones_name_and_version_is_said_to_be_another(
     sound: Path, tmp_path: Path
 ) -> None:

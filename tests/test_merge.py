@@ -189,6 +189,7 @@ def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
     assert stems == {p.parent.name for p in whole.folder.rglob("reconstruction.safetensors")}
 
 
+@pytest.mark.slow
 def test_shards_merge_to_the_records_of_the_whole(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

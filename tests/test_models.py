@@ -355,6 +355,7 @@ def test_transformers_are_traced_and_matched_by_the_general_way(name: str) -> No
     assert slope.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_vit_small_learns_digits(digits: Dataset) -> None:
     network = build("vit_small", shape=digits.shape, classes=digits.classes)
     params = network.init(generator(0, "init"))

@@ -182,6 +182,7 @@ def test_a_file_that_a_submission_names_lies_inside_it_or_is_refused(name: str) 
         assert not path.is_file()
 
 
+@pytest.mark.slow
 def test_threats_whose_names_differ_behind_a_dot_are_observed_apart(
     tiny: Callable[..., Path], run: Runs
 ) -> None:

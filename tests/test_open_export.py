@@ -311,12 +311,15 @@ def changes(folder: Path, draws: random.Random) -> list[object]:
     return made
 
 
-def test_500_changed_views_are_views_or_a_sentence(results: Results, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_changed_views_are_views_or_a_sentence(
+    results: Results, tmp_path: Path, count: int
+) -> None:
     whole = {cell: tmp_path / cell.replace("/", "-") for cell in ("mlp_spm/eval", "resnet18/train")}
     for cell, folder in whole.items():
         outside.export(results.folder, cell, folder / "seen", HERE)
     refused, slowest, told = 0, 0.0, set[str]()
-    for seed in range(500):
+    for seed in range(count):
         draws = random.Random(seed)
         place = tmp_path / "changed"
         shutil.copytree(draws.choice(list(whole.values())), place)
@@ -332,6 +335,6 @@ def test_500_changed_views_are_views_or_a_sentence(results: Results, tmp_path: P
                 raise AssertionError(f"seed {seed}: {made}") from error
             slowest = max(slowest, time.monotonic() - began)
         shutil.rmtree(place)
-    assert 300 < refused < 1000
+    assert 0.6 * count < refused < 2 * count
     assert told <= {".", "?"}
     assert slowest < 20

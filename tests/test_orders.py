@@ -68,6 +68,7 @@ def misfit(evidence: Evidence, truth: Truth) -> Tensor:
     return (rows - uploads.values).square().sum(dim=1) / uploads.values.square().sum(dim=1)
 
 
+@pytest.mark.slow
 def test_the_true_samples_tell_the_order_and_then_explain_the_update(digits: Dataset) -> None:
     seen, truth = seen_in_epochs(digits, epochs=3, batch=1, steps=3, lr=0.1)
     evidence = evidence_of(digits, seen)

@@ -432,6 +432,7 @@ def test_the_code_of_a_file_decides_the_keys_of_its_trainings(tmp_path: Path) ->
     assert key() != before
 
 
+@pytest.mark.slow
 def test_every_attack_runs_on_a_users_module_whole_and_cut(tmp_path: Path) -> None:
     names = discover().names("attack")
     cut = {"name": "splitfed", "cut": "layer1.0", "local_steps": 1}

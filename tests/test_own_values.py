@@ -83,6 +83,7 @@ def test_what_a_client_kept_is_found_together_with_its_image(
     assert together > 0.8
 
 
+@pytest.mark.slow
 def test_the_judge_believes_the_true_images(
     digits: Dataset, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def alone(digits: Dataset) -> Case:
     return Case(seen=seen, truth=truth, ctx=ctx, estimated=estimate(seen, ctx))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [Ridge(rows=360), DLG(restarts=0)])
 def test_private_first_stages_are_estimated(
     alone: Case, monkeypatch: pytest.MonkeyPatch, attack: Attack

@@ -83,6 +83,7 @@ def test_without_a_terminal_lines_tell_of_the_way_and_of_the_time_left(
     assert not any("left" in line for line in _lines(plan, keys, store))  # nothing was run
 
 
+@pytest.mark.slow
 def test_a_line_comes_after_a_minute_of_silence(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

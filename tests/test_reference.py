@@ -118,6 +118,7 @@ def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(
                 assert len(found) <= len(LOSSES)
 
 
+@pytest.mark.slow
 def test_the_published_run_is_version_1_and_finished() -> None:
     run = Run.read(RESULTS)
     assert (run.suite.version, run.plugins) == (1, ())

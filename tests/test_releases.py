@@ -239,6 +239,7 @@ def test_releases_from_one_state_share_their_evaluations(digits: Dataset) -> Non
     assert calls == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "defense", "model", "split"),
     [
@@ -396,6 +397,7 @@ def test_labels_of_all_steps_are_read_off_the_features_gradient(digits: Dataset)
     assert float(doubt[:, :2].max()) < 1e-6  # the second step's head has moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [pytest.param(IDLG(), marks=pytest.mark.slow), Ridge(rows=400)], ids=type
 )

@@ -42,6 +42,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["fedavg", "splitfed"])
 def test_the_truth_of_every_view_is_made_again_from_the_seed(
     run: RunIt, tiny: Callable[..., Path], registry: Registry, protocol: str

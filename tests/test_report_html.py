@@ -274,7 +274,7 @@ def test_no_name_reason_or_note_can_break_out_of_the_page() -> None:
     assert HOSTILE in found["pieces"]
 
 
-@pytest.mark.parametrize("name", ["quick", "as_trained_data", "findings/alone"])
+@pytest.mark.parametrize("name", ["quick", pytest.param("findings/alone", marks=pytest.mark.slow)])
 def test_rows_of_committed_results_render(name: str) -> None:
     files = Files(ROOT / "results" / name)
     assert len(Tags(files.text("html")).all("tbody")) >= len(tables.tables(files.rows))

@@ -86,6 +86,7 @@ RIDGE = '\n[[attacks]]\nname = "ridge"\nsettings = { rows = 40 }\n'
 DECODER = '\n[[attacks]]\nname = "decoder"\nsettings = { rows = 40, steps = 4 }\n'
 
 
+@pytest.mark.slow
 def test_a_decoder_answers_alike_with_and_without_a_ridge_before_it(
     tiny: Callable[..., Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

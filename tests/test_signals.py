@@ -97,6 +97,7 @@ def test_networks_of_signals_refuse_what_they_cannot_take(name: str) -> None:
         build(name, shape=(3, 21), classes=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_of_signals_learn(name: str) -> None:
     x, y, _ = (torch.from_numpy(v) for v in waves(range(30), each=18, channels=3, length=32))

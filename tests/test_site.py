@@ -149,6 +149,7 @@ def test_two_names_never_come_to_one_file() -> None:
     assert all(file.count("/") == 1 and ".." not in file for file in files)
 
 
+@pytest.mark.slow
 def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
     pages = site.write(RESULTS / "quick", tmp_path / "site")
     assert [p.relative_to(tmp_path).as_posix() for p in pages] == [
@@ -158,6 +159,7 @@ def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "quick" / "attack" / "dlg.html").is_file()
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / "quick", tmp_path / "results" / "quick")
     shutil.copytree(RESULTS / "quick", tmp_path / "results" / "quick" / "parts" / "1")
@@ -165,6 +167,7 @@ def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
     assert [p.parent.name for p in pages] == ["site", "quick"]
 
 
+@pytest.mark.slow
 def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> None:
     mine = tmp_path / "results" / "a_submission"
     shutil.copytree(RESULTS / "as_trained_data", mine)

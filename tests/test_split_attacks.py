@@ -156,6 +156,7 @@ def test_learned_inverters_beat_the_floor_on_smashed_data(digits: Dataset, attac
     assert float(similar.mean()) > 0.9
 
 
+@pytest.mark.slow
 def test_the_deeper_the_cut_the_weaker_ridge(digits: Dataset) -> None:
     network = network_for(digits)
     scores = []

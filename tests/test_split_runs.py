@@ -50,6 +50,7 @@ def test_a_split_suite_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
     assert undefended["eps_record"] == "inf"
 
 
+@pytest.mark.slow
 def test_what_mixes_smashed_data_does_not_apply_without_any(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_what_mixes_smashed_data_does_not_apply_without_any(
     assert reason == "no smashed data leaves the client"
 
 
+@pytest.mark.slow
 def test_what_mixes_patches_does_not_apply_to_vectors(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

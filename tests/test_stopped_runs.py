@@ -33,6 +33,7 @@ def finished(tiny: Callable[..., Path], run: Run) -> Store:
     return run(tiny(**{'["init", "final"]': '["final"]'}))[0]
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
     assert Files(finished.folder).missing == []
     assert 'class="missing"' not in Files(finished.folder).text("html")

@@ -51,6 +51,7 @@ def test_a_sweep_runs_every_value_and_shows_leakage_over_it(
     assert "0 run" in swept(suite, out, "--over", "threat.rounds=1,3")  # all is there already
 
 
+@pytest.mark.slow
 def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     over = "defenses.1.settings.epsilon=0.5,8"

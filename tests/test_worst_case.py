@@ -192,6 +192,7 @@ def test_labels_are_searched_by_what_is_known_of_all_victims(
     assert best_labels(matcher, truth.x.double(), wrong).equal(truth.y)
 
 
+@pytest.mark.slow
 def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Dataset) -> None:
     network, defense = network_for(digits, "mlp_spm"), MaskCrypt(share=0.5)
     seen, truth = seen_under(digits, network, defense, clients=4, **HEARS)
@@ -206,6 +207,7 @@ def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Da
 
 
 # --- signs ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_an_image_that_sends_almost_nothing_explains_no_signs(digits: Dataset) -> None:
     network, defense = network_for(digits, "mlp_spm"), Quantise(how="sign")
     seen, truth = seen_under(digits, network, defense)
