@@ -1,6 +1,6 @@
 """A defense: hooks where something leaves a client or is decided, each with an identity default.
 
-`docs/architecture.md` says how each published defense sits on these hooks.
+`docs/architecture.md` lists these hooks; the page of each published defense says how it uses them.
 """
 
 from __future__ import annotations
