@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.report.courses import courses
 
 import bench
 from bench.errors import UserError
 from bench.protocols.settings import ThreatSettings, evenly, rounds_before
 from bench.report import figures
 from bench.report.boards import boards
-from bench.report.courses import courses
 from bench.suite import read_suite
 
 SUITE = """

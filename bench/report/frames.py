@@ -12,7 +12,7 @@ from bench.protocols.settings import rounds_before
 from bench.records import AttackRecord, Cell, Row
 from bench.report import overview as overviews
 from bench.report.columns import ENTRY, three
-from bench.report.plots import same_training
+from bench.report.tables import same_training
 from bench.report.text import figures_of, lines_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from bench.records import (
     Row,
     TrainOutcome,
     TrainRecord,
-    canonical,
 )
 
 CONTROL = 0.2
@@ -252,9 +251,3 @@ def accuracy_drop(row: Row, bare: Row) -> Interval | None:
             samples = min(row.test_samples, bare.test_samples)
             return drop_interval([reference[s] for s in seeds], [own[s] for s in seeds], samples)
     return None
-
-
-def network(row: Row) -> str:
-    """Return what rows of one table have in common: network, how it is trained, and checkpoint."""
-    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
-    return canonical([row.protocol_settings, *data, *model, row.checkpoint])
