@@ -81,14 +81,15 @@ def epsilon(
         which: eps_record (proven) or eps_claimed.
 
     Raises:
-        UserError: For another `which`, and if fewer rows have both figures.
+        UserError: For another `which`, and if no row has an accuracy or, of several that there
+            must be, fewer have a finite epsilon too.
     """
     if which not in _EPSILONS:
         raise UserError(f"which must be {' or '.join(_EPSILONS)}, got '{which}'.")
     claims = which == "eps_claimed"
     known = [(r, getattr(r, which), accuracy) for r in rows if (accuracy := _accuracy(r))]
     finite = [(r, value, y) for r, value, y in known if value not in (None, math.inf)]
-    _check_enough(finite, least)
+    _check_enough(finite if least > 1 else known, least)
     edge = min((value for _, value, _ in finite if value > 0), default=1.0) / 10
     spots = [(row, exact(value or edge), y) for row, value, y in finite]
     suffixes = [

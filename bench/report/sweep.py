@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,12 +12,10 @@ from bench.files import no_link
 from bench.metrics.intervals import Interval
 from bench.records import Row
 from bench.records.jobs import setting_text
-from bench.report.columns import ROW
 from bench.report.curves import sweep as draw_sweep
-from bench.report.escaping import csv_cell
+from bench.report.frames import csv_of, figures_of
 from bench.report.paper import write
 from bench.report.tables import tables
-from bench.report.text import figures_of
 
 Swept = Mapping[Any, Sequence[Row]]
 """A suite's rows by the value of the key that was varied, in the order in which they were asked
@@ -28,14 +24,13 @@ for."""
 
 def to_csv(over: str, swept: Swept) -> str:
     """Return a line for every value and row, with all figures of the row. over: the key."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, ("over", "value", *ROW), lineterminator="\n")
-    lines.writeheader()
-    for value, rows in swept.items():
-        for row in rows:
-            line = {"over": over, "value": value, **figures_of(row)}
-            lines.writerow({name: csv_cell(cell) for name, cell in line.items()})
-    return text.getvalue()
+    return csv_of(
+        [
+            {"over": over, "value": value, **figures_of(row)}
+            for value, rows in swept.items()
+            for row in rows
+        ]
+    )
 
 
 def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Interval]]]]:
