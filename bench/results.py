@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import json
 import sys
@@ -243,50 +242,48 @@ class Results:
 
     def plot_pareto(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
-        from bench.report import figures
+        from bench.report import scatters
 
         table = self._table(**only)
-        return figures.pareto(table, among=self._files.rows, width=width)
+        return scatters.pareto(table, among=self._files.rows, width=width)
 
     def plot_trade(self, *, width: str = "page") -> Figure:
         """Leak, of the observed round in which it is most, against points of accuracy lost, of all
         tables. Raises UserError if too few settings are of use."""
-        from bench.report import figures
+        from bench.report import scatters
 
-        return figures.trade(self._files.rows, width=width)
+        return scatters.trade(self._files.rows, width=width)
 
     def plot_overview(
         self, *, loss: float = LOSS, protocol: str | None = None, width: str = "page"
     ) -> Figure:
         """The overview's leaks as a map of defenses by tables, of one protocol or of all. Raises
         as `overview`, and UserError for a protocol that is not there."""
-        from bench.report import figures, plots
+        from bench.report import figures
 
         summary = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
-        return figures.heat(plots.overview_map(summary), width=width)
+        return figures.heat(figures.overview_map(summary), width=width)
 
     def plot_attacks(self, *, width: str = "page", **only: Unpack[TableFilter]) -> Figure:
         """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
-        from bench.report import figures, plots
+        from bench.report import figures
 
-        rows = self._table(**only)
-        return figures.heat(plots.attacks_map(rows), width=width)
+        return figures.heat(figures.attacks_map(self._table(**only)), width=width)
 
     def plot_epsilon(
         self, *, which: str = "eps_record", width: str = "column", **only: Unpack[TableFilter]
     ) -> Figure:
         """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
-        from bench.report import figures
+        from bench.report import scatters
 
         rows = self._table(**only)
-        return figures.epsilon(rows, which=which, among=self._files.rows, width=width)
+        return scatters.epsilon(rows, which=which, among=self._files.rows, width=width)
 
     def plot_budget(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""
-        from bench.report import figures, plots
+        from bench.report import curves
 
-        rows = self._table(**only)
-        return figures.lines(plots.budgets(rows, rows[0]), width=width)
+        return curves.budget(self._table(**only), width=width)
 
     def plot_course(
         self, what: str = "accuracy", *, width: str = "column", **only: Unpack[TableFilter]
@@ -295,17 +292,9 @@ class Results:
 
         Raises UserError if that was not measured after three rounds or more.
         """
-        from bench.report import courses, figures
+        from bench.report import curves
 
-        table = self._table(**only)
-        plots = {c.name: c for c in courses.courses(table, self._files.rows)}
-        if what not in plots:
-            there = ", ".join(plots) or "nothing"
-            raise UserError(
-                f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
-                "of the suite say what is measured when."
-            )
-        return figures.lines(plots[what], width=width)
+        return curves.course(self._table(**only), self._files.rows, what, width=width)
 
     def course(self) -> DataFrame:
         """One line per setting and round after which something was measured: accuracy and epsilons
@@ -427,16 +416,8 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
         caller = caller.f_back
     if caller is None or not names.get("__file__"):
         return  # notebooks and interactive sessions: workers import no file
-    try:
-        tree = ast.parse(Path(names["__file__"]).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+    if "__name__" in Path(names["__file__"]).read_text(encoding="utf-8", errors="replace"):
         return
-    for node in ast.walk(tree):
-        end = getattr(node, "end_lineno", None) or 0
-        if isinstance(node, ast.If) and node.lineno <= caller.f_lineno <= end:
-            named = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
-            if "__name__" in named:
-                return
     raise UserError(
         "bench.run starts worker processes, which import this script again: call it under "
         'if __name__ == "__main__":, or with jobs=0.'

@@ -21,7 +21,8 @@ from bench.records import Run as WholeRun
 from bench.records.rows import Convergence
 from bench.registry import Registry
 from bench.report import leaderboard, terminal
-from bench.report.text import markdown, to_csv
+from bench.report.frames import to_csv
+from bench.report.text import markdown
 from bench.report.verdicts import flags_of
 from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written

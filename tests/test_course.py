@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.protocols.settings import ThreatSettings, evenly, rounds_before
 from bench.report import figures
 from bench.report.boards import boards
-from bench.report.courses import courses
+from bench.report.curves import courses
 from bench.suite import read_suite
 
 SUITE = """
@@ -130,7 +130,7 @@ def test_a_report_draws_what_was_measured_beside_the_last_rounds_table(
 def test_a_run_that_was_measured_once_has_no_course(results: bench.Results) -> None:
     rows = [replace(r, course=r.course[-1:]) for r in results._files.rows]
     final = [r for r in rows if r.checkpoint == "final"]
-    assert courses(final, final) == []
+    assert courses(final, final) == {}
 
 
 @pytest.mark.parametrize(

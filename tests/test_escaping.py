@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from bench.records import Row, rows_to_json
-from bench.report import escaping, text
+from bench.report import escaping, frames, text
 from bench.report.console import PlainConsole
 from bench.report.html import page as html_page
 from bench.report.overview import by_protocol
@@ -154,7 +154,7 @@ def board_in_markdown(words: str, description: str) -> Counter[str]:
 @given(NASTY)
 @settings(max_examples=300)
 def test_no_spreadsheet_computes_a_cell(words: str) -> None:
-    lines = list(csv.reader(io.StringIO(text.to_csv(board(words)), newline="")))
+    lines = list(csv.reader(io.StringIO(frames.to_csv(board(words)), newline="")))
     assert {len(line) for line in lines} == {len(lines[0])}
     for line in lines:
         for cell in line:
@@ -232,11 +232,6 @@ def test_latex_reads_no_command_in_a_text(words: str) -> None:
     (kinds, *_) = re.findall(r"\\begin{tabular}{([lr]+)}", tex)
     lines = [line for line in tex.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(kinds) - 1}
-
-
-def test_no_cell_is_the_argument_of_the_row_before() -> None:
-    assert escaping.latex_row(["[1]", "*"]) == r"{}[1] & * \\"
-    assert escaping.latex_row(["*", "1"]).startswith("{}*")
 
 
 @given(NASTY)

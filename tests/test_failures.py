@@ -23,7 +23,8 @@ from bench.harness.executors.task import Task
 from bench.harness.store import Store, write_whole
 from bench.records import FlagCode, NoResult, read_json, to_json
 from bench.report import leaderboard, terminal
-from bench.report.text import cells, to_csv
+from bench.report.frames import to_csv
+from bench.report.text import cells
 from bench.report.verdicts import at_chance, flags_of
 from tests import made_rows as made_up
 from tests.board import SCHEMA_FILE, board, written
@@ -294,14 +295,14 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     line = next(b for b in body if b[1] == "standalone")
     assert line[7] == "–"
     assert line[8].startswith(f"{mean:.3f} [")
-    assert "own\nacc" in [c.header for c in terminal.boards(typed)[0].columns]
+    assert "personal\naccuracy" in [c.header for c in terminal.boards(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in typed if not r.personalised]
     assert "personal accuracy" not in cells(plain_rows)[0]
-    assert "own\nacc" not in [c.header for c in terminal.boards(plain_rows)[0].columns]
+    assert "personal\naccuracy" not in [c.header for c in terminal.boards(plain_rows)[0].columns]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from bench.cli import app
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.records import DoubledScore, FlagCode, Row
-from bench.report import figures, leaderboard, paper, plots
+from bench.report import curves, figures, leaderboard, paper, scatters
 from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
@@ -64,7 +64,7 @@ def lines_named(axes: Any, label: str) -> list[Any]:
 
 
 def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None:
-    figure = figures.pareto(ROWS)
+    figure = scatters.pareto(ROWS)
     axes = figure.axes[0]
     points = list(axes.containers)
     places = [(c[0].get_xdata()[0], c[0].get_ydata()[0]) for c in points]
@@ -88,7 +88,7 @@ def test_the_front_of_records_prefers_large_errors() -> None:
         row(n, None, a, worst=worst(_interval(m), "mse"))
         for n, m, a in (("safe", 2.0, 0.8), ("leaky", 0.5, 0.9), ("bad", 0.4, 0.7))
     ]
-    axes = figures.pareto(rows).axes[0]
+    axes = scatters.pareto(rows).axes[0]
     (front,) = lines_named(axes, "front")
     assert sorted(set(zip(front.get_xdata(), front.get_ydata(), strict=True))) >= [
         (0.4, 0.9), (0.5, 0.9),
@@ -97,25 +97,20 @@ def test_the_front_of_records_prefers_large_errors() -> None:
     assert "safer →" in axes.get_xlabel()
 
 
-def test_infinite_and_absent_epsilons_stand_in_a_strip_of_their_own() -> None:
-    figure = figures.epsilon(ROWS)
-    axes, strip = figure.axes
+def test_infinite_and_absent_epsilons_are_named_below() -> None:
+    figure = scatters.epsilon(ROWS)
+    (axes,) = figure.axes
     assert [c[0].get_xdata()[0] for c in axes.containers] == [3.0]
     assert axes.get_xscale() == "log"
-    columns = [round(float(c[0].get_xdata()[0])) for c in strip.containers]
-    assert sorted(columns) == [0, 0, 0, 1]
-    assert len({float(c[0].get_xdata()[0]) for c in strip.containers}) == 4
-    assert [t.get_text() for t in strip.get_xticklabels()] == ["inf", "no claim"]
-    claimed = figures.epsilon(ROWS, which="eps_claimed")
+    assert "not shown, without a figure: beaten" in texts(figure)
+    claimed = scatters.epsilon(ROWS, which="eps_claimed")
     assert "best per client" in texts(claimed)
     assert [c[0].get_xdata()[0] for c in claimed.axes[0].containers] == [2.0]
-    none = figures.epsilon(ROWS[1:2])
-    assert "no finite epsilon" in [t.get_text() for t in none.axes[0].texts]
 
 
 def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> None:
     rows = [row(f"d{i % 9}", 0.5, 0.5, settings={"i": i}) for i in range(40)]
-    looks = figures.looks(plots.scatter(rows, "leak").spots)
+    looks = paper.looks(rows, rows)
     assert len(set(looks)) == 40
     assert len({colour for (colour, _), r in zip(looks, rows, strict=True)
                 if r.defense == "d0"}) == 1  # fmt: skip
@@ -124,7 +119,7 @@ def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> 
 def test_a_budget_figure_joins_an_attacks_budgets() -> None:
     twice = DoubledScore(budget=200, ssim=_interval(0.6))
     bare = row("none", 0.4, 0.9, attacks={"dlg": attack(0.4, budget=100, doubled=twice)})
-    figure = figures.lines(plots.budgets([bare], bare))
+    figure = curves.budget([bare])
     axes = figure.axes[0]
     assert list(axes.containers[0][0].get_ydata()) == [0.4, 0.6]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["100", "200"]
@@ -137,23 +132,21 @@ def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first(
         "prior_only": attack(0.2, is_floor=True),
     }  # fmt: skip
     rows = [board_row("a", 0.6, attacks=attacks), board_row("none", 1.0)]
-    found = plots.attacks_map(rows)
-    assert found is not None
-    assert found.columns == ("selected", "dlg SSIM", "ridge SSIM")
+    found = figures.attacks_map(rows)
+    assert found.columns == ["selected", "dlg SSIM", "ridge SSIM"]
     assert found.leaks[0] == pytest.approx((0.5, 0.5, 0.0))
-    assert found.texts[1] == ("1.00", "1.00", "–")
+    assert found.texts[1] == ["1.00", "1.00", "–"]
     drawn = figures.heat(found)
     assert {"0.50", "1.00", "–"} <= {t.get_text() for t in drawn.axes[0].texts}
-    assert plots.attacks_map([board_row(attacks={"ilrg": attack(None)}, worst=None)]) is None
     with pytest.raises(UserError, match="nothing to draw"):
-        figures.heat(None)
+        figures.heat(figures.attacks_map([board_row(attacks={"ilrg": attack(None)}, worst=None)]))
 
 
-@pytest.mark.parametrize("widest", ["cifar10\nvit_small", "fashion_mnist\ncnn_selective_shield"])
+@pytest.mark.parametrize("widest", ["cifar10 vit_small", "fashion_mnist cnn_selective_shield"])
 def test_the_heads_of_a_wide_map_do_not_overlap(widest: str) -> None:
-    found = plots.Heat(
+    found = figures.Heat(
         lines=("secure_aggregation",),
-        columns=("mnist\nmlp_spm\ninit", f"{widest}\nfinal") * 7,
+        columns=("mnist mlp_spm init", f"{widest} final") * 7,
         leaks=((0.5,) * 14,),
         texts=(("−9.9pt",) * 14,),
     )
@@ -165,14 +158,14 @@ def test_the_heads_of_a_wide_map_do_not_overlap(widest: str) -> None:
 
 def test_the_overviews_map_has_its_texts() -> None:
     shown = overview(with_marks([board_row("a", 0.6), board_row("none", 1.0)]))
-    found = plots.overview_map(shown)
-    assert found.lines == ("a", "none")
-    assert found.texts == (("0.5*=",), ("1.0*",))
+    found = figures.overview_map(shown)
+    assert found.lines == ["a", "none"]
+    assert found.texts == [["0.5*="], ["1.0*"]]
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
 def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float) -> None:
-    figure = figures.pareto(ROWS, width=width)
+    figure = scatters.pareto(ROWS, width=width)
     assert figure.get_size_inches()[0] == inches
     sizes = {t.get_fontsize() for legend in figure.legends for t in legend.get_texts()}
     sizes |= {t.get_fontsize() for t in figure.axes[0].get_xticklabels()}
@@ -187,27 +180,27 @@ def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float)
 def test_figures_leave_matplotlibs_settings_alone() -> None:
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 30, "text.parse_math": True}):
-        figure = figures.pareto(ROWS)
+        figure = scatters.pareto(ROWS)
         assert figure.axes[0].xaxis.label.get_fontsize() == 8
     assert dict(matplotlib.rcParams) == before
 
 
 def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
-    figure = figures.pareto([row("$\\frac{x$", 0.5, 0.5)])
+    figure = scatters.pareto([row("$\\frac{x$", 0.5, 0.5)])
     assert paper.write(figure, tmp_path / "a", ("png",))[0].is_file()
 
 
 def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
     def digests(folder: Path) -> list[str]:
-        paths = paper.write(figures.pareto(ROWS), folder / "a", ("pdf", "png", "svg"))
+        paths = paper.write(scatters.pareto(ROWS), folder / "a", ("pdf", "png", "svg"))
         return [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
 
     here = digests(tmp_path / "one")
     assert here == digests(tmp_path / "two")
     code = (
         "import hashlib, sys; from pathlib import Path;"
-        "from tests.test_figures import ROWS, figures, paper;"
-        "ps = paper.write(figures.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png', 'svg'));"
+        "from tests.test_figures import ROWS, scatters, paper;"
+        "ps = paper.write(scatters.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png', 'svg'));"
         "assert 'matplotlib.pyplot' not in sys.modules;"
         "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
     )
@@ -219,20 +212,20 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
     assert re.search(rb"/MediaBox \[ ?0 0 237\.6 ", pdf)  # 3.3 inches of 72 points
-    notebook = figures.pareto(ROWS)._repr_png_()
+    notebook = scatters.pareto(ROWS)._repr_png_()
     assert notebook.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda p: figures.pareto([row("a", None, 0.5)]), "nothing to draw"),
-        (lambda p: figures.epsilon([row("a", 0.5, None)]), "nothing to draw"),
-        (lambda p: figures.lines(None), "nothing to draw"),
-        (lambda p: figures.pareto(ROWS, width="wide"), "width must be column or page"),
-        (lambda p: figures.epsilon(ROWS, which="eps"), "which must be"),
-        (lambda p: paper.write(figures.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
-        (lambda p: paper.write(figures.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
+        (lambda p: scatters.pareto([row("a", None, 0.5)]), "nothing to draw"),
+        (lambda p: scatters.epsilon([row("a", 0.5, None)]), "nothing to draw"),
+        (lambda p: curves.budget([row("a", 0.5, 0.5)]), "nothing to draw"),
+        (lambda p: scatters.pareto(ROWS, width="wide"), "width must be column or page"),
+        (lambda p: scatters.epsilon(ROWS, which="eps"), "which must be"),
+        (lambda p: paper.write(scatters.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
+        (lambda p: paper.write(scatters.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
     ],
 )
 def test_what_cannot_be_drawn_says_why(tmp_path: Path, draw: Any, message: str) -> None:
@@ -269,21 +262,18 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
 def test_three_settings_have_plots_and_an_epsilon_that_none_has_is_not_drawn() -> None:
     few = [row("none", 0.9, 0.9), row("b", 0.4, 0.8)]
     more = [*few, row("c", 0.3, 0.7)]
-    assert not plots.scatter(few, "leak").tells
-    assert plots.scatter(more, "leak").tells
-    assert not plots.scatter([replace(r, eps_record=math.inf) for r in more], "proven").tells
+    assert "pareto" not in figures.of_table(few, few)
+    assert "pareto" in figures.of_table(more, more)
+    with pytest.raises(UserError, match="nothing to draw"):
+        scatters.epsilon([replace(r, eps_record=math.inf) for r in more], least=3)
 
 
 def test_a_defense_has_one_colour_in_all_plots_of_a_report() -> None:
     one, other = [row("none", 0.9, 0.9), row("z", 0.4, 0.8)], [row("a", 0.4, 0.8)]
-    alone = {s.row.defense: s.group for s in plots.scatter(one, "leak").spots}
-    among = {s.row.defense: s.group for s in plots.scatter(one, "leak", [*one, *other]).spots}
-    assert alone == {"z": 0, "none": plots.GREY}
-    assert among == {"z": 1, "none": plots.GREY}
-    many = plots.groups([row(f"d{i:02}", 0.5, 0.5) for i in range(30)])
-    own = [g for d, g in many.items() if d != "none"]
-    assert len(set(own)) == 30
-    assert all(g % len(figures.COLOURS) != plots.GREY for g in own)
+    alone = [colour for colour, _ in paper.looks(one, one)]
+    among = [colour for colour, _ in paper.looks(one, [*one, *other])]
+    assert alone == [paper.GREY, paper.COLOURS[0]]
+    assert among == [paper.GREY, paper.COLOURS[1]]
 
 
 def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
@@ -295,15 +285,11 @@ def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
             [row(d, leak, a, checkpoint=c, accuracies={0: a}) for d, a in accuracies.items()]
         )
     ]
-    shown = plots.trade(rows)
-    assert shown is not None
-    assert {s.row.checkpoint for s in shown.spots} == {"final"}
-    assert {s.x.mean for s in shown.spots} == {rows[0].leak}  # of the first round
-    assert [round(s.y.mean) for s in shown.spots] == [10, 20, 5]
-    assert figures.trade(rows).axes
-    assert plots.trade(rows[:2]) is None
+    points = [c[0] for c in scatters.trade(rows).axes[0].containers]
+    assert {p.get_xdata()[0] for p in points} == {rows[0].leak}  # of the first round
+    assert [round(p.get_ydata()[0]) for p in points] == [10, 20, 5]
     with pytest.raises(UserError, match="too few settings"):
-        figures.trade(rows[:2])
+        scatters.trade(rows[:2])
 
 
 def test_a_table_without_rebuilt_images_has_no_pareto_nor_pictures(tmp_path: Path) -> None:

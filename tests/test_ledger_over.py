@@ -120,7 +120,7 @@ def test_what_no_place_has_is_no_column(registry: Registry) -> None:
     assert "Theorem 2 really" not in heads
     code, text = leakbench("none", "--over", "rounds=1,2")
     assert code == 0
-    assert text.split()[:7] == ["proven", "rounds", "epsilon", "1", "inf", "2", "inf"]
+    assert text.split()[:7] == ["proven", "epsilon", "rounds", "1", "inf", "2", "inf"]
     assert "claimed" not in text
 
 

@@ -287,14 +287,3 @@ def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
     (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
     assert line.count("&") == 1 + len(COSTS)
     assert "$-$10pt" in line
-
-
-@given(st.text(st.sampled_from("ab_= "), max_size=40), st.integers(3, 20))
-def test_folded_text_keeps_every_letter_and_breaks_words_only_if_they_must(
-    text: str, width: int
-) -> None:
-    found = terminal.fold(text, width)
-    assert "".join(found.split()) == "".join(text.split())
-    for word in text.split():
-        if len(word) <= width:
-            assert word in found

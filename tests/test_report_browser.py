@@ -121,7 +121,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_columns_sort_as_numbers_inf_above_all_and_missing_last(browser: Any, report: Path) -> None:
     visit = Visit(browser, report)
-    heads = [c.title for c in boards.boards(toy_rows())[0].columns]
+    heads = [c.head for c in boards.boards(toy_rows())[0].columns]
 
     def press(title: str) -> str | None:
         head = visit.page.locator("#t1 thead th").nth(heads.index(title))

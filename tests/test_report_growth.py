@@ -16,10 +16,9 @@ import pytest
 
 from bench.harness.store import Store
 from bench.records import Run
-from bench.report import leaderboard, plots, terminal, text
+from bench.report import leaderboard, scatters, text
 from bench.report.files import FILES, Files
 from tests.benchmarks.drawn_folder import Extent, write
-from tests.made_rows import row
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +65,6 @@ def test_all_files_come_from_one_reading_of_the_records(
     assert len(calls) == len(texts) == 1
 
 
-def test_a_terminal_shows_one_line_per_table_of_very_many_rows() -> None:
-    most = terminal.MOST_ROWS
-    few = [row(f"d{i}", i + 1) for i in range(most)]
-    (whole,) = terminal.boards(few)
-    assert whole.row_count == most
-    more = [*few, *(row(f"e{i}", i + 1, checkpoint="final") for i in range(3))]
-    (overview,) = terminal.boards(more)
-    assert [list(column.cells)[:2] for column in overview.columns][1:3] == [
-        ["d0", "e0"], [str(most), "3"],
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_front_is_that_of_comparing_every_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -87,4 +74,4 @@ def test_the_front_is_that_of_comparing_every_pair(seed: int) -> None:
         i for (i, (x, y)), (u, v) in itertools.product(enumerate(points), points)
         if (u <= x and v <= y) and (u < x or v < y)
     }  # fmt: skip
-    assert set(plots.front(points)) == set(range(len(points))) - beaten
+    assert set(scatters.front(points)) == set(range(len(points))) - beaten

@@ -24,12 +24,13 @@ from bench.report import (
     explain,
     overview,
     pictures,
-    plots,
+    scatters,
     tables,
     verdicts,
 )
 from bench.report.files import Files
 from bench.report.text import to_leaderboard_json
+from bench.report.verdicts import has_use
 from tests.made_rows import (
     HOSTILE,
     PROTOCOL,
@@ -127,11 +128,11 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
         [row("a", eps_claimed=38809.2, unit="client", eps_record=2.5),
          row("b", accuracy=None, flags=(flag(FlagCode.AT_CHANCE),))]
     )  # fmt: skip
-    values = [[c.value for c in line.cells] for line in board.lines]
+    values = [[c.value for c in line] for line in board.lines]
     assert values[0] == ["0.375", "0.5", "", "0.9", "38809.2", "2.5", "", "0.20", "0.5"]
     assert values[1] == ["0.375", "0.5", "", "", "", "inf", "", "0.20", "0.5"]
-    assert [line.useful for line in board.lines] == [True, False]
-    assert board.lines[0].cells[4].text == "3.88e4"
+    assert [has_use(r) for r in board.rows] == [True, False]
+    assert board.lines[0][4].text == "3.88e4"
     assert 'class="useless"' in page(*board.rows)
 
 
@@ -149,7 +150,7 @@ def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their
     rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit, attacks=attacks),
             row("b", attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
     (board,) = boards.boards(rows)
-    claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0].cells[4:12]
+    claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0][4:12]
     assert (claim.mark, claim.small) == ("!", "/coordinate")
     assert (audited.text, audited.mark) == ("4.5+", "!")
     assert dlg.mark == "(2 failed)"
@@ -292,8 +293,9 @@ def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_aw
 def test_an_infinite_floor_of_a_foreign_file_has_no_band_in_the_plots() -> None:
     floor = {"ssim": 0.2, "ssim_class_mean": math.inf}
     rows = [row(d, n, attacks={"dlg": attack(0.5, floor=floor)}) for n, d in enumerate("ab", 1)]
-    (band,) = plots._floors(rows, "ssim")
-    assert (band.lo, band.hi, band.label) == (0.2, 0.2, "reads nothing")
+    lines = scatters.pareto(rows).axes[0].lines
+    (band,) = [line for line in lines if str(line.get_label()).startswith("baseline")]
+    assert (band.get_label(), band.get_xdata()[0]) == ("baseline: reads nothing", 0.2)
 
 
 def test_a_page_without_rows_says_so() -> None:

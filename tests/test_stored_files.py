@@ -137,7 +137,7 @@ def test_records_of_older_versions_have_no_hashes_and_are_not_checked(
         store.path(kind, key).write_text(json.dumps(text))
     assert pictures.collect(folder) == before
     assert "0 run, 3 cached" in said(go(folder))
-    assert merge([folder], tmp_path / "merged").trainings == 1
+    assert len(merge([folder], tmp_path / "merged").trainings) == 1
 
 
 # --- links ----------------------------------------------------------------------------------------

@@ -93,15 +93,9 @@ def attack(
 @contextmanager
 def _progress(view: Captured) -> Iterator[Tell]:
     """Show on stderr which attack runs, how many are done and how long the rest may take."""
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
-    columns = ("{task.description}", "{task.completed} of {task.total}, for", "left about")
-    first, second, third = map(TextColumn, columns)
-    with Progress(
-        *(first, second, TimeElapsedColumn(), third, TimeRemainingColumn()),
-        console=options.errors,
-        transient=True,
-    ) as bar:
+    with Progress(console=options.errors, transient=True) as bar:
         task = bar.add_task(view.name, total=None)
 
         def tell(name: str, done: int, among: int) -> None:

@@ -145,10 +145,11 @@ def merge(
         from bench.harness import merge as merging
 
         merged = merging.merge(folders, out)
-        for note in merged.notes:
+        for note in merging.notes(merged):
             warnings.warn(note, stacklevel=1)
         paths = publish(out, ("json", "csv", "md"))
+    counts = f"{len(merged.trainings)} trainings and {len(merged.cells)} cells"
     options.say(
-        f"{merged.trainings} trainings and {merged.cells} cells of {len(folders)} folder(s). "
+        f"{counts} of {len(folders)} folder(s). "
         f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
     )

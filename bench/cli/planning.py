@@ -62,9 +62,7 @@ def plan(
 
 
 def _print_trainings(plan: Plan) -> None:
-    from rich.table import Table
-
-    grid = Table(title=f"{plan.suite.name} v{plan.suite.version}", title_justify="left")
+    grid = options.open_table(f"{plan.suite.name} v{plan.suite.version}")
     for name in ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells"):
         grid.add_column(name)
     for job, attacks in plan.by_training().items():
@@ -75,10 +73,7 @@ def _print_trainings(plan: Plan) -> None:
 
 
 def _print_rows(report: Mapping[str, Any]) -> None:
-    from rich.table import Table
-
-    title = f"{report['suite']} v{report['version']}"
-    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    grid = options.open_table(f"{report['suite']} v{report['version']}", padding=(0, 1, 0, 0))
     grid.add_column("task", justify="right", no_wrap=True)
     grid.add_column("protocol", no_wrap=True)
     grid.add_column("data set, model", overflow="fold")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,33 +102,16 @@ def _documents(table: AccountTable) -> dict[str, Any]:
 
 def _print_table(table: AccountTable) -> None:
     """Print the table in as many parts as the terminal's width needs, and explain its columns."""
+    from pandas import DataFrame, MultiIndex
+
     columns = table.columns()
-    keys = {key: [str(place[i]) for place in table.places] for i, key in enumerate(table.over)}
-    numbers = {c.head: ["-" if v is None else f"{v:.4g}" for v in c.values] for c in columns}
-    texts = keys | numbers
-    width = {h: max(map(len, [*h.split(), *cells])) for h, cells in texts.items()}
-    room = options.console.width - sum(width[k] + 1 for k in keys)
-    for some in _split_columns({h: width[h] + 1 for h in numbers}, room):
-        part = options.open_table(padding=(0, 1, 0, 0))
-        for head in (*keys, *some):
-            part.add_column(head, justify="right", width=width[head])
-        for cells in zip(*(texts[h] for h in (*keys, *some)), strict=True):
-            part.add_row(*cells)
-        options.console.print(part, highlight=False, markup=False)
-        options.console.print()
-    for column in columns:
-        options.say(f"{column.head}: {column.meaning}")
-
-
-def _split_columns(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
-    """Yield names in order, as many at a time as fit, at least one."""
-    some: list[str] = []
-    for name, width in widths.items():
-        if some and sum(widths[n] for n in some) + width > room:
-            yield some
-            some = []
-        some.append(name)
-    yield some
+    frame = DataFrame(
+        {c.head: ["-" if v is None else f"{v:.4g}" for v in c.values] for c in columns},
+        index=MultiIndex.from_tuples(table.places, names=table.over),
+    )
+    text = frame.to_string(line_width=options.console.width, sparsify=False)
+    for line in [text, "", *(f"{column.head}: {column.meaning}" for column in columns)]:
+        options.say(line)
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:

@@ -154,6 +154,6 @@ def _write(path: Path, text: str) -> None:
     from bench.harness.store import write_whole
 
     try:
-        write_whole(path, text)
+        write_whole(path, text)  # in place of a link, never through it
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error}).") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -143,6 +144,16 @@ def carry_out(
         f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
     )
     return report
+
+
+def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Report:
+    """Run a plan by local workers in a folder of its own; prints no leaderboard."""
+    from bench.harness import launch
+
+    store = launch.store_of(plan, folder)
+    store.prepare()
+    executor = launch.executor_of(plan, keys, "local", jobs=jobs)
+    return carry_out(plan, keys, store, executor, command=recorded(sys.argv[1:]), show=False)
 
 
 def recorded(arguments: list[str]) -> list[str]:

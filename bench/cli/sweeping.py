@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bench.cli import options
-from bench.cli.runs import carry_out, recorded
+from bench.cli.runs import carry_out_here
 
 
 def sweep(
@@ -39,7 +38,6 @@ def sweep(
     OUT/figures hold all. A sweep that was stopped goes on where it was.
     """
     with options.plain_errors():
-        from bench.harness import launch
         from bench.harness.store import write_whole
         from bench.report import leaderboard
         from bench.report import sweep as sweeps
@@ -63,12 +61,7 @@ def sweep(
         for text, (plan, keys) in plans.items():
             folder = base / re.sub(r"[^A-Za-z0-9.=+-]", "_", f"{key}={text}")
             options.say(f"{key}={text}", style="bold")
-            store = launch.store_of(plan, folder)
-            store.prepare()
-            chosen = launch.executor_of(plan, keys, "local", jobs=jobs)
-            command = recorded(sys.argv[1:])
-            report = carry_out(plan, keys, store, chosen, command=command, show=False)
-            failed += len(report.failures)
+            failed += len(carry_out_here(plan, keys, folder, jobs).failures)
             swept[parse_value(text)] = leaderboard.load(folder)
         write_whole(base / "sweep.csv", sweeps.to_csv(key, swept))
         paths = sweeps.write_figures(key, swept, base, formats)

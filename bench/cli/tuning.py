@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.runs import carry_out, recorded
+from bench.cli.runs import carry_out_here
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,11 +60,7 @@ def tune(
         folder = Path("leakbench-runs") / f"{original.name}-tune"
 
         def play(changed: Suite) -> Sequence[Row]:
-            plan, keys = launch.planned(changed, {}, env)
-            store = launch.store_of(plan, folder)
-            store.prepare()
-            chosen = launch.executor_of(plan, keys, "local", jobs=jobs)
-            carry_out(plan, keys, store, chosen, command=recorded(sys.argv[1:]), show=False)
+            carry_out_here(*launch.planned(changed, {}, env), folder, jobs)
             return leaderboard.rows(folder)
 
         registry = registry_for(env.plugins)
@@ -90,10 +85,9 @@ def _losses(text: str) -> list[float]:
 
 def _table(searches: Sequence[Search], losses: Sequence[float]) -> Any:
     """Return a table with each search's value per loss, and its accuracy drop in points."""
-    from bench.report.terminal import fold
-
     table = options.open_table("The strongest settings, and the points of accuracy that they lose")
-    for name in ("defense", "task", "setting"):
+    table.add_column("defense", overflow="fold", max_width=_NAME)
+    for name in ("task", "setting"):
         table.add_column(name, no_wrap=True)
     for loss in losses:
         table.add_column(f"<= {100 * loss:g} pt", justify="right")
@@ -102,5 +96,5 @@ def _table(searches: Sequence[Search], losses: Sequence[float]) -> Any:
         cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
-        table.add_row(fold(name, _NAME), str(search.task), search.strength.setting, *cells)
+        table.add_row(name, str(search.task), search.strength.setting, *cells)
     return table

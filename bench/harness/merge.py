@@ -6,7 +6,6 @@ import filecmp
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,31 +42,12 @@ _VARIES = (
 """Of a record: what may differ when the same figures are made twice: the clock's readings, and the
 length of ciphertexts, whose randomness is fresh, with the files that say it."""
 R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
+Part = tuple[Path, Run]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """What a merged folder holds.
-
-    Attributes:
-        trainings: How many.
-        cells: How many attacks on them.
-        notes: What a reader of its figures must know.
-    """
-
-    trainings: int
-    cells: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    folder: Path
-    run: Run
-
-
-def merge(folders: Sequence[Path], out: Path) -> Merged:
-    """Write the union of result folders to an empty or new one; whole or not at all.
+def merge(folders: Sequence[Path], out: Path) -> Run:
+    """Write the union of result folders to an empty or new one, whole or not at all, and return its
+    run.
 
     A record that failed gives way to one that did not. The order of the folders changes nothing.
     Artifacts are copied, so that a later run in one folder cannot reach another's.
@@ -80,16 +60,16 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
     if not folders:
         raise UserError("merge needs at least one result folder.")
     _check_empty(out)
-    parts = [_Part(folder=f, run=Run.read(f)) for f in folders]
+    parts = [(folder, Run.read(folder)) for folder in folders]
     run = _joined(parts)
-    stores = [Store(p.folder, p.run) for p in parts]
+    stores = [Store(*part) for part in parts]
     with staged(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
         check_together(run.trainings, Store(target, run).read)
         write_whole(target / RUN, to_json(run))
         _check_empty(out)
-    return Merged(trainings=len(run.trainings), cells=len(run.cells), notes=_notes(run))
+    return run
 
 
 def _check_empty(out: Path) -> None:
@@ -100,12 +80,12 @@ def _check_empty(out: Path) -> None:
 # --- run.json -----------------------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[_Part]) -> Run:
+def _joined(parts: Sequence[Part]) -> Run:
     """One run. Raises UserError for parts that do not belong together."""
-    first = parts[0].run
     for part in parts[1:]:
         _check_alike(parts[0], part)
-    runs = [p.run for p in parts]
+    runs = [run for _, run in parts]
+    first = runs[0]
     seeds = [r.suite.seeds for r in runs]
     suite = first.suite.model_copy(
         update={
@@ -137,55 +117,54 @@ def _both(values: Iterable[str]) -> str:
     return ", ".join(sorted({name for value in values for name in value.split(", ")}))
 
 
-def _check_alike(a: _Part, b: _Part) -> None:
+def _check_alike(a: Part, b: Part) -> None:
     """Raise UserError if two parts are not of one suite and code."""
-    mine, theirs = a.run.suite.model_dump(), b.run.suite.model_dump()
+    (first, run), (second, other) = a, b
+    mine, theirs = run.suite.model_dump(), other.suite.model_dump()
     for key in mine:
         if key not in _DIFFERING and mine[key] != theirs[key]:
             texts = [" ".join(json.dumps(s[key]).split()) for s in (mine, theirs)]
             excerpts = [t if len(t) <= 60 else f"{t[:57]}..." for t in texts]
             raise UserError(
-                f"{a.folder} and {b.folder} are of different suites: {key} is {excerpts[0]} in one "
+                f"{first} and {second} are of different suites: {key} is {excerpts[0]} in one "
                 f"and {excerpts[1]} in the other."
             )
-    here, there = (p.run.versions.get("leakbench") for p in (a, b))
+    here, there = (r.versions.get("leakbench") for r in (run, other))
     if here != there:
-        raise UserError(f"{a.folder} was made by leakbench {here}, {b.folder} by {there}.")
+        raise UserError(f"{first} was made by leakbench {here}, {second} by {there}.")
 
 
-def _code(parts: Sequence[_Part]) -> dict[str, str]:
+def _code(parts: Sequence[Part]) -> dict[str, str]:
     """Return the hash of all code that some part ran. Raises UserError where two parts ran
     different code of one name: any two, since not all run every defense."""
     hashes: dict[str, tuple[str, Path]] = {}
-    for part in parts:
-        for name, digest in part.run.code.items():
-            known, folder = hashes.setdefault(name, (digest, part.folder))
+    for folder, run in parts:
+        for name, digest in run.code.items():
+            known, first = hashes.setdefault(name, (digest, folder))
             if known != digest:
-                raise UserError(
-                    f"{folder} and {part.folder} were made by different code of {name}."
-                )
+                raise UserError(f"{first} and {folder} were made by different code of {name}.")
     return {name: hashes[name][0] for name in sorted(hashes)}
 
 
-def _union(suite: Suite, parts: Sequence[_Part]) -> tuple[PlannedTraining, ...]:
+def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
     """Return all trainings with all their cells, in a whole run's order."""
     jobs: dict[str, TrainJob] = {}
     cells: dict[str, dict[str, Cell]] = {}
     keys: dict[TrainJob, tuple[str, Path]] = {}
-    for part in parts:
-        for training in part.run.trainings:
+    for folder, run in parts:
+        for training in run.trainings:
             key, job = training.key, training.job
-            first_key, folder = keys.setdefault(job, (key, part.folder))
+            first_key, first = keys.setdefault(job, (key, folder))
             if first_key != key:
                 raise UserError(
-                    f"{job.name} was made twice, in {folder} and {part.folder}, under different "
+                    f"{job.name} was made twice, in {first} and {folder}, under different "
                     f"keys ({first_key} and {key}): other code, data or device."
                 )
             if jobs.setdefault(key, job) != job:
-                raise UserError(f"training {key} has different inputs in {part.folder}.")
+                raise UserError(f"training {key} has different inputs in {folder}.")
             mine = cells.setdefault(key, {})
             for cell in training.cells:
-                _check_cell(mine.values(), cell, part.folder)
+                _check_cell(mine.values(), cell, folder)
                 mine[cell.key] = cell
     places = {job: place for place, job in enumerate(expand(suite).trainings)}
     columns = list(labels(suite))
@@ -210,18 +189,17 @@ def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
             )
 
 
-def _notes(run: Run) -> tuple[str, ...]:
+def notes(run: Run) -> list[str]:
     """Return what differs between the parts, for readers who compare their figures."""
-    mixed = [f"{k} {v}" for k, v in run.versions.items() if ", " in v]
-    notes = []
+    lines = []
     if ", " in run.device:
-        notes.append(
+        lines.append(
             f"the parts ran on different devices ({run.device}): figures of one setting agree "
             "across devices only up to rounding."
         )
-    if mixed:
-        notes.append(f"the parts ran with different versions ({'; '.join(mixed)}).")
-    return tuple(notes)
+    if mixed := [f"{k} {v}" for k, v in run.versions.items() if ", " in v]:
+        lines.append(f"the parts ran with different versions ({'; '.join(mixed)}).")
+    return lines
 
 
 # --- records and artifacts ------------------------------------------------------------------

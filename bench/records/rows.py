@@ -274,19 +274,19 @@ class Row:
     variant: str
     settings: Mapping[str, Any]
     checkpoint: Checkpoint
-    threat: str
+    threat: str = ""
     seeds: tuple[int, ...]
-    accuracy: Interval | None
-    eps_claimed: float | None
-    eps_record: float | None
+    accuracy: Interval | None = None
+    eps_claimed: float | None = None
+    eps_record: float | None = None
     delta: float
-    unit: str | None
-    bytes_up: float | None
-    bytes_down: float | None
-    client_seconds: float | None
-    attacks: Mapping[str, AttackEntry]
-    worst: WorstCase | None
-    flags: tuple[Flag, ...]
+    unit: str | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+    client_seconds: float | None = None
+    attacks: Mapping[str, AttackEntry] = field(default_factory=dict)
+    worst: WorstCase | None = None
+    flags: tuple[Flag, ...] = ()
     dataset_settings: Mapping[str, Any] = field(default_factory=dict)
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     personal_accuracy: Interval | None = None

@@ -231,15 +231,13 @@ class Run(RunFacts):
         facts = self.facts()
         if not self.commands:
             del facts["commands"]
+        names = [f.name for f in fields(CellEntry)]
         trainings = [
-            {"key": t.key, **t.job.inputs(), "cells": [_cell_entry(c) for c in t.cells]}
+            {"key": t.key, **t.job.inputs()}
+            | {"cells": [{name: getattr(cell, name) for name in names} for cell in t.cells]}
             for t in self.trainings
         ]
         return {"schema": SCHEMA, **facts, "trainings": trainings}
-
-
-def _cell_entry(cell: Cell) -> dict[str, Any]:
-    return {f.name: getattr(cell, f.name) for f in fields(CellEntry)}
 
 
 def _plan_trainings(file: RunFile, place: Path) -> Iterable[PlannedTraining]:

@@ -5,9 +5,7 @@ What `leakbench ledger` prints and documentation draws, without either.
 
 from __future__ import annotations
 
-import csv
 import inspect
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -21,7 +19,7 @@ from bench.names import did_you_mean
 from bench.privacy.entry import Entry
 from bench.privacy.ledger import account, computable
 from bench.registry import Registry
-from bench.report.escaping import csv_cell
+from bench.report.frames import csv_of
 
 _FACTS = {f.name: str(f.type) for f in fields(Facts)}
 _KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
@@ -91,12 +89,14 @@ class AccountTable:
     def csv(self) -> str:
         """Return a line for every place: the varied values, then all columns; empty without a
         number."""
-        text, columns = io.StringIO(), self.columns()
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(map(csv_cell, [*self.over, *(c.head for c in columns)]))
-        for number, place in enumerate(self.places):
-            lines.writerow(map(csv_cell, [*place, *(c.values[number] for c in columns)]))
-        return text.getvalue()
+        columns = {c.head: c.values for c in self.columns()}
+        return csv_of(
+            [
+                dict(zip(self.over, place, strict=True))
+                | {head: values[number] for head, values in columns.items()}
+                for number, place in enumerate(self.places)
+            ]
+        )
 
 
 def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:

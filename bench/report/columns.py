@@ -1,7 +1,7 @@
 """The one list of a leaderboard's columns: what each is called, computed from and shown as.
 
-Terminal, Markdown, LaTeX, CSV, page, pandas and the page of a submission draw from it. It is longer
-than other modules so that a column's head, computation and formats stand in one place.
+Terminal, Markdown, LaTeX, page and the page of a submission draw from it; `frames` has the figures
+themselves, unrounded.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, TypeVar
 
 from bench.metrics.intervals import Interval
-from bench.metrics.named import FLOOR_SUFFIX, METRICS, TITLES, leak
-from bench.records import AttackEntry, Row, WorstCase, short
+from bench.metrics.named import FLOOR_SUFFIX, TITLES, leak
+from bench.records import AttackEntry, Row, WorstCase
 from bench.report import explain
 from bench.report.tables import any_personalised, attack_metrics, idle
 
-T = TypeVar("T")
 _SHADES = 9
 """Of leakage between the floor and a perfect copy."""
 
@@ -32,7 +29,6 @@ class Shown:
         interval: Its ends.
         beside: What else stands there: unit, attack, other floors.
         mark: A warning.
-        narrow: What a terminal of 80 columns shows; None: the text.
         value: What the page sorts by, a number or "inf"; "" without a figure, which comes last.
         style: Class of the style sheet.
         reason: Why there is no figure.
@@ -42,7 +38,6 @@ class Shown:
     interval: str = ""
     beside: str = ""
     mark: str = ""
-    narrow: str | None = None
     value: str = ""
     style: str = ""
     reason: str = ""
@@ -57,11 +52,6 @@ class Shown:
         """All of it in one line of text."""
         return " ".join(filter(None, (self.text, self.interval, self.beside, self.mark)))
 
-    @property
-    def brief(self) -> str:
-        """What a narrow terminal shows."""
-        return self.text if self.narrow is None else self.narrow
-
 
 SPARED = "°"
 """Beside an attack's figure that holds earlier attacks' answers."""
@@ -74,27 +64,26 @@ class Column:
 
     Attributes:
         name: Its head in text.
-        title: That on the page and in LaTeX.
-        heading: Its head in a terminal; None where the terminal leaves it to the files.
+        title: That on the page and in LaTeX, by default the name.
         detail: The metric that it holds, or what else stands beside the title.
         note: Key of its explanation in `explain.COLUMNS`.
         numeric: Whether it holds figures.
-        shown: What it shows of a row; None where it is in files alone.
+        shown: What it shows of a row.
         attack: Whose figures it holds, "" of all others.
     """
 
     name: str
     title: str = ""
-    heading: str | None = None
     detail: str = ""
     note: str = ""
     numeric: bool = True
-    shown: Callable[[Row], Shown] | None = None
+    shown: Callable[[Row], Shown]
     attack: str = ""
 
-    def of(self, row: Row) -> Shown:
-        """Return what it shows of a row."""
-        return NOTHING if self.shown is None else self.shown(row)
+    @property
+    def head(self) -> str:
+        """The title, or the name."""
+        return self.title or self.name
 
 
 # --- figures as text --------------------------------------------------------------------------
@@ -171,15 +160,12 @@ def shown_interval(value: Interval | None, metric: str = "ssim") -> Shown:
     return Shown(
         text=figure(value.mean, metric),
         interval=bounds(value, metric),
-        narrow=two_digits(value.mean, metric),
         value=f"{value.mean:.6g}",
     )
 
 
-def _epsilon(value: float | None, **more: str) -> Shown:
-    if value is None:
-        return NOTHING
-    return Shown(text=epsilon_text(value), value=f"{value:.6g}", **more)
+def _epsilon(value: float | None) -> Shown:
+    return NOTHING if value is None else Shown(text=epsilon_text(value), value=f"{value:.6g}")
 
 
 def _marks(row: Row) -> Shown:
@@ -187,18 +173,11 @@ def _marks(row: Row) -> Shown:
     return Shown(text=row.marks.text, value=str(order))
 
 
-def _defense(row: Row) -> Shown:
-    values = (v if isinstance(v, str) else f"{k}={short(v)}" for k, v in row.settings.items())
-    return Shown(text=row.setting, narrow=" ".join([row.defense, *values]))
-
-
 def _claimed_epsilon(row: Row) -> Shown:
     if not row.unit:
         return _epsilon(row.eps_claimed)
     violated = row.audit is not None and row.audit.verdict_claim == "violated"
-    text = epsilon_text(row.eps_claimed)
-    narrow = f"{text}/{row.unit[:2]}{'!' if refuted(row) else ''}"
-    figure = _epsilon(row.eps_claimed, narrow=narrow)
+    figure = _epsilon(row.eps_claimed)
     return replace(figure, beside=f"/{row.unit}", mark="!" if violated else "")
 
 
@@ -235,16 +214,14 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
 def _score(entry: AttackEntry, metric: str) -> Shown:
     score = entry.scores[metric]
     marks = [
-        (entry.status == "pending", "(pending)", "…"),
-        (spared(entry), SPARED, SPARED),
-        (bool(entry.failed), f"({entry.failed} failed)", f" ({entry.failed}!)"),
+        (entry.status == "pending", "(pending)"),
+        (spared(entry), SPARED),
+        (bool(entry.failed), f"({entry.failed} failed)"),
     ]
-    figure = shown_interval(score, metric)
     return replace(
-        figure,
+        shown_interval(score, metric),
         style=_shade(entry, score, metric),
-        mark=" ".join(mark for holds, mark, _ in marks if holds),
-        narrow=figure.brief + "".join(sign for holds, _, sign in marks if holds),
+        mark=" ".join(mark for holds, mark in marks if holds),
     )
 
 
@@ -279,7 +256,6 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
         return Shown(
             text=("" if first == "ssim" else f"{TITLES[first]} ") + text,
             beside=", ".join(f"{TITLES[m]} {t}" for m, t in others),
-            narrow=text,
             value=text.split("/")[0],
         )
 
@@ -331,178 +307,46 @@ def _recognised(row: Row) -> Shown:
     return NOTHING if count is None else Shown(text=count.text, value=f"{count.count}")
 
 
-def _flags(row: Row) -> Shown:
-    text = "; ".join(map(explain.sentence, row.flags))
-    return Shown(text=text, narrow=explain.letters(row.flags))
-
-
 # --- the columns ------------------------------------------------------------------------------
 
 
-def ends(name: str) -> tuple[str, str, str]:
-    """The names of a mean and of its interval in CSV and pandas."""
-    return name, f"{name}_lo", f"{name}_hi"
-
-
-def three(name: str, read: Callable[[T], Interval | None]) -> dict[str, Callable[[T], Any]]:
-    """An interval's mean and ends."""
-
-    return {
-        n: _read_part(read, part) for n, part in zip(ends(name), ("mean", "lo", "hi"), strict=True)
-    }
-
-
-def _read_fields(*names: str) -> dict[str, Callable[[Any], Any]]:
-    """Return readers of a row's or entry's fields."""
-    return {name: attrgetter(name) for name in names}
-
-
-def _read_part(read: Callable[[T], Any], name: str) -> Callable[[T], Any]:
-    """Return a reader of a part's field, None where the row has no such part."""
-    return lambda whole: getattr(read(whole), name, None)
-
-
-def _recognised_field(name: str) -> Callable[[Row], Any]:
-    return lambda row: row.leaks and row.leaks.recognised and getattr(row.leaks.recognised, name)
-
-
-def _case_interval(name: str, metric: str) -> Callable[[Row], Interval | None]:
-    def read(row: Row) -> Interval | None:
-        case: WorstCase | None = getattr(row, name)
-        return case.interval if case and case.metric == metric else None
-
-    return read
-
-
-def _case_fields(name: str) -> dict[str, Callable[[Row], Any]]:
-    return {
-        f"{name}_attack": _read_part(attrgetter(name), "attack"),
-        **three(f"{name}_ssim", _case_interval(name, "ssim")),
-        **three(f"{name}_mse", _case_interval(name, "mse")),
-    }
-
-
 _BEFORE = (
-    Column(
-        name="marks",
-        title="marks",
-        heading="",
-        note="marks",
-        numeric=False,
-        shown=_marks,
-    ),
-    Column(
-        name="defense",
-        title="defense",
-        heading="defense",
-        numeric=False,
-        shown=_defense,
-    ),
+    Column(name="marks", note="marks", numeric=False, shown=_marks),
+    Column(name="defense", numeric=False, shown=lambda row: Shown(text=row.setting)),
 )
-_ACCURACY = Column(
-    name="accuracy",
-    title="accuracy",
-    heading="acc",
-    note="accuracy",
-    shown=lambda row: shown_interval(row.accuracy),
-)
+_ACCURACY = Column(name="accuracy", note="accuracy", shown=lambda row: shown_interval(row.accuracy))
 _OWN = Column(
     name="personal accuracy",
     title="own accuracy",
-    heading="own\nacc",
     note="own",
     shown=lambda row: shown_interval(row.personal_accuracy),
 )
 _EPSILONS = (
-    Column(
-        name="eps claimed",
-        title="ε claimed",
-        heading="eps\nclaim",
-        note="claimed",
-        shown=_claimed_epsilon,
-    ),
+    Column(name="eps claimed", title="ε claimed", note="claimed", shown=_claimed_epsilon),
     Column(
         name="eps proven",
         title="ε proven",
-        heading="eps\nproven",
         note="proven",
         shown=lambda row: _epsilon(row.eps_record),
     ),
-    Column(
-        name="eps audited",
-        title="ε audited",
-        note="audited",
-        shown=_epsilon_bound,
-    ),
+    Column(name="eps audited", title="ε audited", note="audited", shown=_epsilon_bound),
 )
-_CHOICE = Column(
-    name="selected",
-    title="selected",
-    heading="selected",
-    note="choice",
-    shown=_case("choice"),
-)
+_CHOICE = Column(name="selected", note="choice", shown=_case("choice"))
 _LEAK = Column(
-    name="leakage",
-    title="leakage",
-    heading="leakage",
-    note="leak",
-    shown=lambda row: _rounded_interval(row, row.leak_interval),
+    name="leakage", note="leak", shown=lambda row: _rounded_interval(row, row.leak_interval)
 )
-_RECOGNISED = Column(
-    name="recognised",
-    title="recognised",
-    heading="recog-\nnised",
-    note="recognised",
-    shown=_recognised,
-)
+_RECOGNISED = Column(name="recognised", note="recognised", shown=_recognised)
 _DROP = Column(
     name="accuracy drop",
-    title="accuracy drop",
-    heading="drop",
     note="lost",
     shown=lambda row: _rounded_interval(row, row.accuracy_drop, unit=100),
 )
-_BOUND = Column(
-    name="upper bound",
-    title="upper bound",
-    heading="upper\nbound",
-    note="bound",
-    shown=_case("worst"),
-)
+_BOUND = Column(name="upper bound", note="bound", shown=_case("worst"))
 _FLAGS = Column(
     name="flags",
-    title="flags",
-    heading="",
     note="flags",
-    shown=_flags,
+    shown=lambda row: Shown(text="; ".join(map(explain.sentence, row.flags))),
 )
-ROW: Mapping[str, Callable[[Row], Any]] = {
-    **_read_fields("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting"),
-    **three("leakage", attrgetter("leak_interval")),
-    "tied_for_best": attrgetter("marks.best"),
-    "like_undefended": attrgetter("marks.undefended"),
-    "recognised": _recognised_field("count"),
-    "recognised_of": _recognised_field("of"),
-    "recognised_by_baseline": _recognised_field("baseline"),
-    **three("accuracy_drop", attrgetter("accuracy_drop")),
-    **three("accuracy", attrgetter("accuracy")),
-    **three("personal_accuracy", attrgetter("personal_accuracy")),
-    **_read_fields("eps_claimed", "unit", "eps_record", "delta"),
-    **{
-        name: _read_part(attrgetter("audit"), name)
-        for name in ("eps_audited", "eps_at_least", "verdict_claim", "verdict_proof")
-    },
-    **_read_fields("bytes_up", "bytes_down", "client_seconds"),
-    **_case_fields("choice"),
-    **_case_fields("worst"),
-    **_read_fields("threat", "observed"),
-    "trained": attrgetter("protocol_settings.work"),
-    "seeds": lambda row: " ".join(map(str, row.seeds)),
-    **_read_fields("interval_over", "suite"),
-    "flags": lambda row: "; ".join(map(explain.sentence, row.flags)),
-}
-"""Every figure of a row that CSV and pandas have, by its name there, unrounded."""
 
 
 def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
@@ -521,15 +365,10 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
         _ACCURACY,
         *own,
         *_EPSILONS,
-        floor_column(metrics),
+        Column(name="floor", note="floor", shown=_floor(metrics)),
         *attacks,
         _FLAGS,
     ]
-
-
-def floor_column(metrics: Mapping[str, str]) -> Column:
-    """Return the column of baselines, by the metrics of some attacks."""
-    return Column(name="floor", title="floor", heading="floor", note="floor", shown=_floor(metrics))
 
 
 def _attack_column(rows: Sequence[Row], name: str, metric: str) -> Column:
@@ -538,35 +377,8 @@ def _attack_column(rows: Sequence[Row], name: str, metric: str) -> Column:
     return Column(
         name=f"{name} {title}",
         title=name,
-        heading=None if is_floor else f"{_brief_name(name)}\n{title}",
         detail=f"{title}, a floor" if is_floor else title,
         note=metric,
         shown=_attack(name, metric),
         attack=name,
     )
-
-
-def _brief_name(name: str) -> str:
-    """An attack's name for a narrow column: the words of a long one, shortened, one a line."""
-    words = name.split("_") if len(name) > 10 else [name]
-    return "\n".join(w if len(w) < 7 else f"{w[:4]}." for w in words)
-
-
-def _metric_fields(metric: str) -> dict[str, Callable[[AttackEntry], Any]]:
-    def score(entry: AttackEntry) -> Interval | None:
-        return entry.scores.get(metric)
-
-    return three(metric, score) | {
-        f"{metric}_floor": lambda entry: entry.floor.get(metric),
-        f"{metric}_floor{FLOOR_SUFFIX}": lambda entry: entry.floor.get(metric + FLOOR_SUFFIX),
-    }
-
-
-ENTRY: Mapping[str, Callable[[AttackEntry], Any]] = {
-    **_read_fields("status", "reason", "threat", "is_floor", "n", "failed"),
-    **{name: read for metric in METRICS for name, read in _metric_fields(metric).items()},
-    **_read_fields("seconds", "gradient_evaluations"),
-    "gain_at_twice_budget": _read_part(attrgetter("convergence"), "gain"),
-    "notes": lambda entry: "; ".join(entry.notes),
-}
-"""Every figure of an attack's entry that CSV and pandas have, by its name there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS, sign_of
 from bench.metrics.paired import Difference, Outcomes, differences
 from bench.names import did_you_mean
-from bench.records import AttackRecord, PlannedTraining, Row, Run, short
+from bench.records import AttackRecord, PlannedTraining, Row, Run, TrainJob, short
 from bench.report.choosing import check_wanted
 from bench.report.leaderboard import heading, records_of, row_id, rows_of, settings_of
 from bench.report.marks import row_differences
@@ -25,7 +25,12 @@ from bench.report.tables import attack_metrics, tables
 from bench.report.verdicts import accuracy_drop, undefended
 from bench.suite import parse_value
 
-ONLY = ("protocol", "dataset", "model", "seed")
+ONLY: Mapping[str, Callable[[TrainJob], Any]] = {
+    "protocol": lambda job: job.protocol.name,
+    "dataset": lambda job: job.task.dataset,
+    "model": lambda job: job.task.model,
+    "seed": lambda job: job.seed,
+}
 """What a comparison may be restricted by."""
 
 
@@ -112,19 +117,18 @@ def compare_rows(
     trainings = _filter(run.trainings, only or {})
     members = {row_id(heading(run, m[0], chosen)): m for m in settings_of(trainings)}
     groups = tables(rows_of(run, trainings, store, [chosen]))
-    pairs = list(_pairs(groups, one, two))
     read = cache(store.read)
     out = []
-    for title, rows, first, second in pairs:
-        measure, values = "leakage", [_leakage(row) for row in rows]
+    for title, rows, first, second in list(_pairs(groups, one, two)):
+        measure = "leakage"
+        values: list[Outcomes] = [row.leaks.outcomes if row.leaks else {} for row in rows]
         if attack is not None:
             known = attack_metrics(rows)
             check_wanted("attack", attack, known)
             measure = metric or known[attack]
             records = (records_of(row, members[row_id(row)], read) for row in rows)
             values = [_scores(cells, attack, measure) for cells in records]
-        means = (_mean(values[first]), _mean(values[second]))
-        out.append(_compare_pair(title, rows, (first, second), attack, measure, values, means))
+        out.append(_compare_pair(title, rows, (first, second), attack, measure, values))
     return out
 
 
@@ -135,7 +139,6 @@ def _compare_pair(
     attack: str | None,
     metric: str,
     values: Sequence[Outcomes],
-    means: tuple[float, float],
 ) -> RowComparison:
     """Compare two rows. values: each row's figures, or an attack's scores."""
     first, second = places
@@ -144,6 +147,7 @@ def _compare_pair(
         if not values[place]:
             what = f"{metric} of {attack}" if attack else "leakage"
             raise UserError(f"{rows[place].setting} has no {what} in {title}.")
+    means = (_mean(values[first]), _mean(values[second]))
     base, compared = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
     if rows[compared] is undefended(rows):
         base, compared = compared, base
@@ -172,23 +176,18 @@ def _compare_pair(
     )
 
 
-def _leakage(row: Row) -> Outcomes:
-    return {} if row.leaks is None else row.leaks.outcomes
-
-
 def _scores(cells: Mapping[str, Any], attack: str, metric: str) -> Outcomes:
     """Return an attack's score per victim by seed."""
-    records = {
-        seed: record
+    return {
+        seed: np.array(record.values[metric])
         for by_attack in cells.values()
         for seed, record in by_attack.get(attack, {}).items()
         if isinstance(record, AttackRecord) and metric in record.values
     }
-    return {seed: np.array(r.values[metric]) for seed, r in records.items()}
 
 
 def _mean(values: Outcomes) -> float:
-    return float(np.concatenate(list(values.values())).mean()) if values else float("nan")
+    return float(np.concatenate(list(values.values())).mean())
 
 
 # --- which rows -------------------------------------------------------------------------------
@@ -242,24 +241,13 @@ def _fits(row: Row, text: str) -> bool:
 
 
 def _filter(trainings: Sequence[PlannedTraining], only: Mapping[str, Any]) -> list[PlannedTraining]:
-    facts = [
-        {
-            "protocol": t.job.protocol.name,
-            "dataset": t.job.task.dataset,
-            "model": t.job.task.model,
-            "seed": str(t.job.seed),
-        }
-        for t in trainings
-    ]
+    kept = list(trainings)
     for key, value in only.items():
         if key not in ONLY:
-            raise UserError(did_you_mean("key", key, ONLY, where="--only"))
-        check_wanted(key, value, (f[key] for f in facts))
-    kept = [
-        t
-        for t, f in zip(trainings, facts, strict=True)
-        if all(f[k] == str(v) for k, v in only.items())
-    ]
+            raise UserError(did_you_mean("key", key, list(ONLY), where="--only"))
+        read = ONLY[key]
+        check_wanted(key, value, (read(t.job) for t in trainings))
+        kept = [t for t in kept if str(read(t.job)) == str(value)]
     if not kept:
         text = ", ".join(f"{k}={v}" for k, v in only.items())
         raise UserError(f"no training has {text} at once.")

@@ -5,7 +5,6 @@ nothing but text: a function per format, which all writers use. (`bench.records.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -81,11 +80,9 @@ def markdown_paragraph(text: str) -> str:
     pieces = re.split(r"(?<!`)`([^`]+)`(?!`)", one_line(text))
     body = "".join(markdown_code(p) if i % 2 else _inline(p) for i, p in enumerate(pieces)).strip()
     begins = _BLOCK.match(body)
-    return body if begins is None else _as_entities(begins[0]) + body[begins.end() :]
-
-
-def _as_entities(text: str) -> str:
-    return "".join(f"&#{ord(c)};" for c in text)
+    if begins is None:
+        return body
+    return "".join(f"&#{ord(c)};" for c in begins[0]) + body[begins.end() :]
 
 
 def markdown_code(text: str) -> str:
@@ -129,10 +126,3 @@ def seen_in_html(value: Any) -> Any:
 def latex(text: str) -> str:
     """Text that LaTeX sets as it stands."""
     return "".join(_LATEX.get(c, c) for c in one_line(text))
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    """Return a table's row of cells in LaTeX, none of which the end of the row before takes for its
-    argument."""
-    line = " & ".join(cells) + r" \\"
-    return f"{{}}{line}" if line[0] in "[*" else line

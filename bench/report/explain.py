@@ -12,6 +12,12 @@ from bench.records import Flag, FlagCode, Row
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 COLUMNS: Mapping[str, str] = _WORDS["columns"]
 """By the `note` of a column."""
+COSTS: Mapping[str, str] = _WORDS["costs"]
+"""By the name of a column of the overview."""
+NO_LEAKAGE: Mapping[str, str] = _WORDS["no_leakage"]
+"""By what stands in the overview in place of a leakage."""
+LEGEND: Mapping[str, str] = _WORDS["legend"]
+"""Above the tables, where it occurs."""
 LETTERS: Mapping[str, str] = _WORDS["letters"]
 """At a row's end in the terminal."""
 
@@ -25,12 +31,14 @@ class Meaning:
         text: The whole sentence, with the flag's values.
         why: What it means for a reader.
         letter: Key of LETTERS, "" where the terminal leaves it to the files.
+        doubt: Why the leakage may be more than it shows, "" where it is not.
     """
 
     chip: str
     text: str
     why: str
     letter: str
+    doubt: str = ""
 
 
 FLAGS: Mapping[FlagCode, Meaning] = {

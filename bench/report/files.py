@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.harness.store import Store
 from bench.records import LEADERBOARD, Row, Run
 from bench.records.submitted import Verified, read_verified, standing
-from bench.report import leaderboard, text
+from bench.report import frames, leaderboard, text
 from bench.report.errata import with_errata
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Files:
         if format_ == "json":
             return self._json
         if format_ == "csv":
-            return text.to_csv(self.rows)
+            return frames.to_csv(self.rows)
         if format_ == "md":
             return text.markdown(self.rows, self.run, missing=self.missing)
         return self.page_on(None)

@@ -1,49 +1,139 @@
-"""The leaderboard and its records as pandas tables."""
+"""The leaderboard and its records as CSV and pandas tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
-from bench.metrics.named import FLOOR_SUFFIX
+from bench.metrics.intervals import Interval
+from bench.metrics.named import FLOOR_SUFFIX, METRICS
 from bench.protocols.settings import rounds_before
-from bench.records import AttackRecord, Cell, Row
+from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
+from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import ENTRY, three
-from bench.report.plots import same_training
-from bench.report.text import figures_of, lines_of
+from bench.report.entries import LEAK_METRICS
+from bench.report.escaping import csv_cell
+from bench.report.tables import same_training
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
-_COURSE: dict[str, Callable[[Any], Any]] = {
-    **three("accuracy", attrgetter("accuracy")),
-    **three("personal_accuracy", attrgetter("personal_accuracy")),
-    "eps_claimed": attrgetter("eps_claimed"),
-    "eps_record": attrgetter("eps_record"),
-}
-_LEAK = three("leakage", attrgetter("leak_interval"))
+
+
+def mean_and_ends(name: str, value: Interval | None) -> dict[str, float | None]:
+    """Return a mean and the ends of its interval by their names."""
+    return {
+        name: None if value is None else value.mean,
+        f"{name}_lo": None if value is None else value.lo,
+        f"{name}_hi": None if value is None else value.hi,
+    }
+
+
+def figures_of(row: Row) -> dict[str, Any]:
+    """Return every figure of a row, unrounded, by its name in CSV and pandas."""
+    recognised = row.leaks and row.leaks.recognised
+    audit = row.audit
+    return {
+        **{name: getattr(row, name) for name in _SAME},
+        **mean_and_ends("leakage", row.leak_interval),
+        "tied_for_best": row.marks.best,
+        "like_undefended": row.marks.undefended,
+        "recognised": recognised and recognised.count,
+        "recognised_of": recognised and recognised.of,
+        "recognised_by_baseline": recognised and recognised.baseline,
+        **mean_and_ends("accuracy_drop", row.accuracy_drop),
+        **mean_and_ends("accuracy", row.accuracy),
+        **mean_and_ends("personal_accuracy", row.personal_accuracy),
+        "eps_claimed": row.eps_claimed,
+        "unit": row.unit,
+        "eps_record": row.eps_record,
+        "delta": row.delta,
+        "eps_audited": audit and audit.eps_audited,
+        "eps_at_least": audit and audit.eps_at_least,
+        "verdict_claim": audit and audit.verdict_claim,
+        "verdict_proof": audit and audit.verdict_proof,
+        "bytes_up": row.bytes_up,
+        "bytes_down": row.bytes_down,
+        "client_seconds": row.client_seconds,
+        **_case_figures("choice", row.choice),
+        **_case_figures("worst", row.worst),
+        "threat": row.threat,
+        "observed": row.observed,
+        "trained": row.protocol_settings.work,
+        "seeds": " ".join(map(str, row.seeds)),
+        "interval_over": row.interval_over,
+        "suite": row.suite,
+        "flags": "; ".join(map(explain.sentence, row.flags)),
+    }
+
+
+def _case_figures(name: str, case: WorstCase | None) -> dict[str, Any]:
+    figures: dict[str, Any] = {f"{name}_attack": case and case.attack}
+    for metric in LEAK_METRICS:
+        interval = case.interval if case and case.metric == metric else None
+        figures |= mean_and_ends(f"{name}_{metric}", interval)
+    return figures
+
+
+def _entry_figures(entry: AttackEntry) -> dict[str, Any]:
+    """Return every figure of an attack's entry by its name in CSV and pandas."""
+    figures = {
+        name: getattr(entry, name)
+        for name in ("status", "reason", "threat", "is_floor", "n", "failed")
+    }
+    for metric in METRICS:
+        figures |= mean_and_ends(metric, entry.scores.get(metric))
+        for end in ("", FLOOR_SUFFIX):
+            figures[f"{metric}_floor{end}"] = entry.floor.get(metric + end)
+    return figures | {
+        "seconds": entry.seconds,
+        "gradient_evaluations": entry.gradient_evaluations,
+        "gain_at_twice_budget": entry.convergence and entry.convergence.gain,
+        "notes": "; ".join(entry.notes),
+    }
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return a line per row and attack, with every figure, its interval and its baseline."""
+    lines = [line for row in rows for line in _attack_lines(row) or [figures_of(row)]]
+    return csv_of(lines)
+
+
+def csv_of(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return lines of figures as CSV that no spreadsheet takes for formulas."""
+    from pandas import DataFrame
+
+    frame = DataFrame([{k: csv_cell(v) for k, v in line.items()} for line in lines], dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def _attack_lines(row: Row) -> list[dict[str, Any]]:
+    """Return a row's figures for each attack, with its own."""
+    return [
+        {**figures_of(row), "attack": name, **_entry_figures(entry)}
+        for name, entry in row.attacks.items()
+    ]
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
-    """One line per row, flat: all of `columns.ROW`, then each attack's means as ATTACK_METRIC;
+    """One line per row, flat: all of `figures_of`, then each attack's means as ATTACK_METRIC;
     intervals end in _lo, _hi."""
     from pandas import DataFrame
 
-    return DataFrame([line_of(row) for row in rows])
-
-
-def line_of(row: Row) -> dict[str, Any]:
-    """A row's figures by their columns in `leaderboard`."""
-    return figures_of(row) | {
-        f"{name}_{metric}": score.mean
-        for name, entry in row.attacks.items()
-        for metric, score in entry.scores.items()
-    }
+    return DataFrame(
+        [
+            figures_of(row)
+            | {
+                f"{name}_{metric}": score.mean
+                for name, entry in row.attacks.items()
+                for metric, score in entry.scores.items()
+            }
+            for row in rows
+        ]
+    )
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
@@ -64,19 +154,16 @@ def overview(rows: Sequence[Row], loss: float) -> DataFrame:
 def _verdict_line(
     line: overviews.DefenseLine, head: overviews.Head, verdict: overviews.Verdict
 ) -> dict[str, Any]:
-    row, leakage = verdict.row, verdict.row and verdict.row.leak_interval
+    row = verdict.row
     return {
         "defense": line.defense,
         "table": head.title,
+        **mean_and_ends("leakage", None if row is None else row.leak_interval),
         "leakage": verdict.leak,
-        "leakage_lo": leakage and leakage.lo,
-        "leakage_hi": leakage and leakage.hi,
         "tied_for_best": verdict.marks.best,
         "like_undefended": verdict.marks.undefended,
         "setting": row and row.setting,
-        "accuracy_drop": verdict.drop and verdict.drop.mean,
-        "accuracy_drop_lo": verdict.drop and verdict.drop.lo,
-        "accuracy_drop_hi": verdict.drop and verdict.drop.hi,
+        **mean_and_ends("accuracy_drop", verdict.drop),
         "accuracy_drop_may_exceed_limit": verdict.over,
         "bytes": verdict.bytes,
         "client_seconds": verdict.seconds,
@@ -114,11 +201,15 @@ def course(rows: Sequence[Row]) -> DataFrame:
 
     for row in rows:
         for point in row.course:
-            put(row, point.rounds, {name: read(point) for name, read in _COURSE.items()})
+            accuracies = mean_and_ends("accuracy", point.accuracy) | mean_and_ends(
+                "personal_accuracy", point.personal_accuracy
+            )
+            epsilons = {"eps_claimed": point.eps_claimed, "eps_record": point.eps_record}
+            put(row, point.rounds, accuracies | epsilons)
     for row in rows:
         if row.leak_interval is not None:
             rounds = rounds_before(row.checkpoint, row.protocol_settings.rounds)
-            put(row, rounds, {name: read(row) for name, read in _LEAK.items()})
+            put(row, rounds, mean_and_ends("leakage", row.leak_interval))
     return DataFrame([lines[place] for place in sorted(lines)])
 
 
@@ -126,8 +217,13 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
     from pandas import DataFrame
 
-    kept = [*_SAME, "attack", *ENTRY]
-    return DataFrame([line for row in rows for line in lines_of(row)], columns=kept)
+    return DataFrame(
+        [
+            {same: getattr(row, same) for same in _SAME} | {"attack": name} | _entry_figures(entry)
+            for row in rows
+            for name, entry in row.attacks.items()
+        ]
+    )
 
 
 def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import RECONSTRUCTION, Cell, Row, canonical, check_kept
+from bench.records import RECONSTRUCTION, Cell, Row, canonical
 from bench.report.leaderboard import row_id
 from bench.report.paper import Paper, inches, styled
+from bench.report.pictures import read_pair
 from bench.toolkit.images import ssim
 
 MOST_LINES = 24
@@ -26,13 +26,8 @@ _LABEL = 1.9
 """Inches for a line's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """One line of pictures [N, C, H, W]; similar: SSIM under each, None for the private ones."""
-
-    label: str
-    images: Tensor
-    similar: Tensor | None
+_SCORE = 0.16
+"""Inches for the scores below a line."""
 
 
 def pictures(
@@ -59,7 +54,7 @@ def pictures(
             f"{len(pairs)} lines of pictures, but a page holds {MOST_LINES}: give dataset, "
             f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in pairs])}."
         )
-    return _grid(_lines(pairs, victims), across)
+    return _grid(list(_lines(pairs, victims)), across)
 
 
 def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Row]) -> list[Cell]:
@@ -74,22 +69,13 @@ def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Ro
     return out
 
 
-def _pair(folder: Path, cell: Cell) -> tuple[Tensor, Tensor] | None:
-    """Truth and reconstruction [V, K, C, H, W] of a cell, None where it has no pictures."""
+def _pair(folder: Path, cell: Cell) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return truth and reconstruction [V, K, C, H, W] of a cell, None where it has no pictures."""
     store = Store(folder)
     path = store.artifacts(cell.key) / RECONSTRUCTION
     if not path.is_file():
         return None
-    record = store.read("attack", cell.key)
-    if record is not None:
-        check_kept(path.parent, record, path.name)
-    try:
-        tensors = load_file(path)
-        truth, images = tensors["truth"], tensors["images"]
-    except (OSError, KeyError, SafetensorError) as error:
-        raise UserError(f"{path} is no complete reconstruction ({error}).") from error
-    if truth.shape != images.shape:
-        raise UserError(f"{path} has images and a truth that do not fit together.")
+    images, truth = read_pair(path, store.read("attack", cell.key), sys.maxsize, sys.maxsize)
     return (truth, images) if images.ndim == 5 else None
 
 
@@ -100,22 +86,20 @@ def _first_seed(cells: Sequence[Cell]) -> list[Cell]:
     return list(first.values())
 
 
-def _lines(pairs: Sequence[tuple[Cell, tuple[Tensor, Tensor]]], victims: int) -> list[_Line]:
-    """Return private images before the first line and wherever they change; a line's name says what
-    differs between lines."""
+def _lines(
+    pairs: Sequence[tuple[Cell, tuple[np.ndarray, np.ndarray]]], victims: int
+) -> Iterator[tuple[str, np.ndarray, Sequence[float]]]:
+    """Yield the name, images [N, C, H, W] and SSIM of each line; private images, which have none,
+    before the first and wherever they change. A name says what differs between lines."""
     differs = [len({part(c) for c, _ in pairs}) > 1 for part in _PARTS]
-    lines: list[_Line] = []
-    last: Tensor | None = None
-    for cell, (truth, images) in pairs:
-        private = truth.flatten(0, 1)[:victims]
-        guess = images.flatten(0, 1)[:victims]
-        if last is None or last.shape != private.shape or not torch.equal(last, private):
-            lines.append(_Line(label="private", images=private, similar=None))
-            last = private
+    last = np.empty(0)
+    for cell, pair in pairs:
+        private, guess = (torch.from_numpy(x).flatten(0, 1)[:victims] for x in pair)
+        if not np.array_equal(last, private.numpy()):
+            last = private.numpy()
+            yield "private", last, ()
         names = [part(cell) for part, d in zip(_PARTS, differs, strict=True) if d]
-        label = "\n".join(names) if names else cell.label
-        lines.append(_Line(label=label, images=guess, similar=ssim(guess, private)))
-    return lines
+        yield "\n".join(names) or cell.label, guess.numpy(), ssim(guess, private).tolist()
 
 
 def _words(cell: Cell) -> str:
@@ -132,53 +116,35 @@ _PARTS: tuple[Callable[[Cell], str], ...] = (
 )
 
 
-def _grid(lines: Sequence[_Line], inches: float) -> Figure:
-    from textwrap import wrap
-
+def _grid(lines: Sequence[tuple[str, np.ndarray, Sequence[float]]], inches: float) -> Figure:
     name = min(_LABEL, 0.42 * inches)
-    columns = max(len(line.images) for line in lines)
-    side = (inches - name) / columns
-    below = 0.16
-    height = sum(side + (0.06 if line.similar is None else below) for line in lines) + 0.05
+    side = (inches - name) / max(len(images) for _, images, _ in lines)
+    heights = [side + (_SCORE if scores else 0.06) for _, _, scores in lines]
+    height = sum(heights) + 0.05
     with styled():
         figure = Paper(figsize=(inches, height))
         # One pair of axes in inches for all pictures: hundreds of axes take seconds to draw.
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         top = height - 0.02
-        for line in lines:
-            text = "\n".join(
-                piece
-                for part in line.label.split("\n")
-                for piece in wrap(part, width=int(name / 0.068))
-            )
-            axes.text(0.0, top - side / 2, text, va="center", ha="left", linespacing=1)
-            for i, image in enumerate(line.images):
+        for (label, images, scores), high in zip(lines, heights, strict=True):
+            wrapped = [textwrap.fill(part, int(name / 0.068)) for part in label.split("\n")]
+            axes.text(0.0, top - side / 2, "\n".join(wrapped), va="center", linespacing=1)
+            for i, image in enumerate(images):
                 left = name + i * side
-                pixels = image.movedim(0, -1).clamp(0, 1).numpy()
+                pixels = np.moveaxis(image, 0, -1).clip(0, 1)
                 axes.imshow(
                     pixels[..., 0] if pixels.shape[-1] == 1 else pixels,
                     cmap="gray",
                     vmin=0,
                     vmax=1,
                     interpolation="nearest",
-                    origin="upper",
-                    extent=(
-                        left + 0.03 * side,
-                        left + 0.97 * side,
-                        top - 0.97 * side,
-                        top - 0.03 * side,
-                    ),
+                    extent=(left + 0.03 * side, left + 0.97 * side, top - side, top - 0.06 * side),
                 )
-                if line.similar is not None:
-                    axes.text(
-                        left + side / 2,
-                        top - side,
-                        f"{float(line.similar[i]):.2f}",
-                        ha="center",
-                        va="top",
-                    )
-            top -= side + (0.06 if line.similar is None else below)
+                if scores:
+                    middle = (left + side / 2, top - side)
+                    axes.text(*middle, f"{scores[i]:.2f}", ha="center", va="top")
+            top -= high
         axes.set(xlim=(0, inches), ylim=(0, height), aspect="equal")
     return figure
 

@@ -9,8 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import bench
-from bench.records import FlagCode, Row, Run
+from bench.records import FlagCode, Row, Run, short
 from bench.report import explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import seen_in_html, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
+from bench.report.verdicts import has_use
 
 if TYPE_CHECKING:
     from bench.report.subjects import Subject
@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).with_name("templates")
 _FIRST = 'document.documentElement.classList.add("on")'
 """Runs before the tables are laid out: what needs scripts shows, rows beyond the first hide."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gap:
-    """Why cells have no figure, and which: (table, its settings)."""
-
-    what: str
-    status: str
-    reason: str
-    where: tuple[tuple[str, str], ...]
 
 
 def page(
@@ -146,24 +136,21 @@ def _plots(
 
 
 def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
-    """The pictures of what a table's rows show, an attack's page of that attack alone; rows are
-    named by their place in it, sprites by theirs in its list."""
+    """Return the pictures of what a table's rows show, on an attack's page of that attack alone;
+    rows are named by their place in the table."""
     places = {row_id(r): i for i, r in enumerate(rows)}
-    sprites: dict[str, int] = {}
-
-    def place(number: int) -> int:
-        return sprites.setdefault(pictures["sprites"][number], len(sprites))
-
-    def mine(cell: Mapping[str, Any]) -> bool:
-        return cell["row"] in places and cell["attack"] in rows[places[cell["row"]]].attacks
-
-    cells = [
-        {**c, "row": places[c["row"]], "truth": place(c["truth"]), "images": place(c["images"])}
-        for c in pictures["cells"]
-        if mine(c)
-    ]
-    records = [{**r, "row": places[r["row"]]} for r in pictures["records"] if mine(r)]
-    return {"sprites": list(sprites), "cells": cells, "records": records}
+    cells, records = (
+        [
+            {**cell, "row": place}
+            for cell in pictures[kind]
+            if (place := places.get(cell["row"])) is not None
+            and cell["attack"] in rows[place].attacks
+        ]
+        for kind in ("cells", "records")
+    )
+    shown = sorted({cell[name] for cell in cells for name in ("truth", "images")})
+    sprites = {number: pictures["sprites"][number] for number in shown}
+    return {"sprites": sprites, "cells": cells, "records": records}
 
 
 def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
@@ -176,11 +163,11 @@ def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
 
 def _reasons(tables: Sequence[Board]) -> dict[str, int]:
     """Number the reasons that cells without a figure show when pressed."""
-    reasons = (c.reason for b in tables for line in b.lines for c in line.cells if c.reason)
+    reasons = (cell.reason for b in tables for line in b.lines for cell in line if cell.reason)
     return {r: i for i, r in enumerate(dict.fromkeys(reasons))}
 
 
-def _gaps(tables: Sequence[Board]) -> list[Gap]:
+def _gaps(tables: Sequence[Board]) -> list[dict[str, Any]]:
     """Return every reason of a failed, timed-out or inapplicable cell or training, with its cells;
     failures first."""
     where: dict[tuple[str, str, str], dict[str, list[str]]] = {}
@@ -190,18 +177,18 @@ def _gaps(tables: Sequence[Board]) -> list[Gap]:
             for gap in _gaps_of(row):
                 where.setdefault(gap, {}).setdefault(board.title, []).append(row.setting)
     gaps = [
-        Gap(
-            what=what,
-            status=status.replace("_", " "),
-            reason=reason,
-            where=tuple(
+        {
+            "what": what,
+            "status": status.replace("_", " "),
+            "reason": reason,
+            "where": [
                 (t, f"all {len(s)} settings" if 1 < len(s) == sizes[t] else ", ".join(s))
                 for t, s in tables_.items()
-            ),
-        )
+            ],
+        }
         for (what, status, reason), tables_ in where.items()
     ]
-    return sorted(gaps, key=lambda g: g.status == "not applicable")
+    return sorted(gaps, key=lambda g: g["status"] == "not applicable")
 
 
 def _gaps_of(row: Row) -> Iterator[tuple[str, str, str]]:
@@ -226,8 +213,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["breakable"] = _breakable
-    templates.filters["coded"] = _coded
+    templates.filters |= {"breakable": _breakable, "coded": _coded, "short": short}
+    templates.filters |= {"chip": explain.chip, "useful": has_use}
     return templates
 
 

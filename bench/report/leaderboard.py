@@ -15,7 +15,7 @@ import numpy as np
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, accuracy_interval, share_interval
-from bench.protocols.settings import Checkpoint, ThreatSettings, named_work
+from bench.protocols.settings import Checkpoint, named_work
 from bench.records import (
     AttackOutcome,
     AttackRecord,
@@ -59,26 +59,21 @@ def load(folder: Path) -> list[Row]:
 def missing_words(store: Store, run: Run) -> list[str]:
     """Return a sentence for everything that readers may expect and that is not there: jobs of a run
     that was stopped, and what else of its suite was not run."""
-    return [*_pending_words(store, run), *_part_words(run)]
-
-
-def _pending_words(store: Store, run: Run) -> Iterator[str]:
-    names = run.record_names
+    names, sentences = run.record_names, []
     if left := len(set(names) - store.names):
-        yield f"{left} of {len(names)} jobs have not run yet: the same command goes on with them."
-
-
-def _part_words(run: Run) -> Iterator[str]:
+        sentences.append(
+            f"{left} of {len(names)} jobs have not run yet: the same command goes on with them."
+        )
     whole = expand(run.suite)
-    planned, there = len(whole.trainings) + len(whole.cells), len(run.record_names)
-    if there >= planned:
-        return
-    words = [f"{there:,} of its {planned:,} jobs"]
+    planned = len(whole.trainings) + len(whole.cells)
+    if len(names) >= planned:
+        return sentences
+    words = [f"{len(names):,} of its {planned:,} jobs"]
     tasks, known = _tasks(whole.trainings), _tasks(t.job for t in run.trainings)
     for seed in run.suite.seeds:
         if known[seed] != tasks[seed]:
             words.append(f"seed {seed} on {len(known[seed])} of {len(tasks[seed])} tasks")
-    yield f"A part of suite {run.suite.name} was run: {'; '.join(words)}."
+    return [*sentences, f"A part of suite {run.suite.name} was run: {'; '.join(words)}."]
 
 
 def _tasks(jobs: Iterable[TrainJob]) -> defaultdict[int, set[str]]:
@@ -182,19 +177,8 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
         settings=job.settings,
         checkpoint=checkpoint,
         variant=str(job.settings.get("variant", "")),
-        threat="",
         seeds=(job.seed,),
-        accuracy=None,
-        eps_claimed=None,
-        eps_record=None,
         delta=run.suite.delta,
-        unit=None,
-        bytes_up=None,
-        bytes_down=None,
-        client_seconds=None,
-        attacks={},
-        worst=None,
-        flags=(),
     )
 
 
@@ -235,7 +219,7 @@ def _trained_row(
     return replace(
         row,
         variant=done[0].variant,
-        accuracy=_accuracy(done),
+        accuracy=_share([(r.correct, r.test_samples) for r in done]),
         accuracies={
             s: r.correct / r.test_samples for s, r in trained.items() if r.correct is not None
         },
@@ -243,7 +227,7 @@ def _trained_row(
             s: r.personal_accuracy for s, r in trained.items() if r.personal_accuracy is not None
         },
         test_samples=min(r.test_samples for r in done),
-        personal_accuracy=accuracy_interval([_personal_accuracies(r) for r in done]),
+        personal_accuracy=accuracy_interval([_values(r.personal_accuracies) for r in done]),
         personalised=any(r.keeping_clients for r in done),
         eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
         eps_record=max(e.eps_record for e in ledger),
@@ -281,7 +265,7 @@ def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> 
     ranking = choice or worst
     return replace(
         row,
-        threat="; ".join(_describe_threat(t) for t in used.values()),
+        threat="; ".join(t.describe() for t in used.values()),
         observed=named_work(named),
         attacks=entries,
         worst=worst and worst[0],
@@ -330,10 +314,6 @@ def _finish_row(
     }
     row = replace(row, attacks=entries)
     return replace(row, flags=flags_of(row, trained))
-
-
-def _accuracy(done: Sequence[TrainRecord]) -> Interval | None:
-    return _share([(r.correct, r.test_samples) for r in done])
 
 
 def _share(counts: Sequence[tuple[int | None, int]]) -> Interval | None:
@@ -396,16 +376,6 @@ def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:
     if any(a.verdict_proof == "violated" for a in audits):
         most = replace(most, verdict_proof="violated")
     return most
-
-
-@cache
-def _describe_threat(threat: ThreatSettings) -> str:
-    return threat.describe()
-
-
-def _personal_accuracies(record: TrainRecord) -> np.ndarray:
-    """Accuracy of each client's network; none in records of older versions."""
-    return _values(record.personal_accuracies)
 
 
 def _values(accuracies: Sequence[float | None]) -> np.ndarray:

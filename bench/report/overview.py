@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks, Row
+from bench.report import explain
 from bench.report.columns import epsilon_text, refuted, shade, supported
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
@@ -34,19 +35,6 @@ _UNDONE = {
     FlagCode.ATTACK_PENDING: "pending",
 }
 """What stands where no attack on any setting is done, by the first flag that says why."""
-_DOUBTS = {
-    FlagCode.TRAINING_FAILED: "a training failed",
-    FlagCode.TRAINING_TIMEOUT: "a training timed out",
-    FlagCode.ATTACK_FAILED: "an attack failed",
-    FlagCode.ATTACK_TIMEOUT: "an attack timed out",
-    FlagCode.ATTACK_PENDING: "an attack has not run yet",
-    FlagCode.CUT_SHORT: "an attack had not converged",
-    FlagCode.BELOW_FLOOR: "the selected reconstructions are below the baseline",
-    FlagCode.WHOSE_UNKNOWN: "images are reconstructed, but not whose they are",
-    FlagCode.UNDERSTATED: "one attack alone leaks .1 more than was selected",
-    FlagCode.FIRST_ROUND: "the first round alone leaks .1 more",
-}
-"""Why a leakage may be more than it shows, by flag."""
 _UNMATCHED = "the undefended row has other seeds"
 DAGGER = "†"
 OVER = "^"
@@ -118,10 +106,8 @@ class Verdict:
         if self.row is None:
             return []
         codes = {f.code for f in self.row.flags}
-        return [
-            *(why for code, why in _DOUBTS.items() if code in codes),
-            *([] if self.matched else [_UNMATCHED]),
-        ]
+        doubts = [m.doubt for code, m in explain.FLAGS.items() if code in codes and m.doubt]
+        return doubts if self.matched else [*doubts, _UNMATCHED]
 
     @property
     def leakage(self) -> str:
@@ -289,7 +275,7 @@ def _settings(
                 drop=drop,
                 over=drop is not None and row is not bare and not at_most(drop.hi, loss),
                 matched=bare is not None and set(row.seeds) == set(bare.seeds),
-                bytes=_multiple(row, bare, lambda r: _sum(r.bytes_up, r.bytes_down)),
+                bytes=_multiple(row, bare, _bytes),
                 seconds=_multiple(row, bare, lambda r: r.client_seconds),
             )
 
@@ -304,7 +290,9 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
         flags = {f.code for s in settings if s.row for f in s.row.flags}
         if FlagCode.UNDECLARED in flags:
             return Verdict(why=f"flagged{dagger}", refused=True)
-        apply = any(s.row and not _not_applicable(s.row) for s in settings)
+        rows = [s.row for s in settings if s.row]
+        unfit = FlagCode.TRAINING_NOT_APPLICABLE
+        apply = not all(any(f.code is unfit for f in row.flags) for row in rows)
         return Verdict(why=f"no use{dagger}" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
     if not known:
@@ -317,18 +305,14 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     return min(allowed, key=lambda s: s.leak or 0.0)
 
 
-def _not_applicable(row: Row) -> bool:
-    return any(f.code == FlagCode.TRAINING_NOT_APPLICABLE for f in row.flags)
-
-
 def _points(share: float) -> str:
     """Points of accuracy: 7.3, 13."""
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def _sum(*values: float | None) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if len(known) == len(values) else None
+def _bytes(row: Row) -> float | None:
+    up, down = row.bytes_up, row.bytes_down
+    return None if up is None or down is None else up + down
 
 
 def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -> float | None:
@@ -339,19 +323,22 @@ def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -
 # --- what stands beside the leaks -------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Expense:
     """A column of the overview about a whole line, the worst over its tables.
 
     Attributes:
         name: Its head in text and on the page.
-        note: What it means.
         of: Its figure as text.
     """
 
     name: str
-    note: str
     of: Callable[[DefenseLine], str]
+
+    @property
+    def note(self) -> str:
+        """What it means."""
+        return explain.COSTS[self.name]
 
 
 def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float | None:
@@ -396,44 +383,12 @@ def _audited(line: DefenseLine) -> str:
 
 
 COSTS = (
-    Expense(
-        name="accuracy drop",
-        note="Points of accuracy below the undefended row, with its 95 % interval; of the clients' "
-        "own networks where no common model is uploaded.",
-        of=_drop,
-    ),
-    Expense(
-        name="bytes",
-        note="What is sent in a round, as a multiple of the undefended row's.",
-        of=lambda line: times(_worst(line, lambda v: v.bytes)),
-    ),
-    Expense(
-        name="client time",
-        note="A client's seconds per round, as a multiple of the undefended row's, as measured.",
-        of=lambda line: times(_worst(line, lambda v: v.seconds)),
-    ),
-    Expense(
-        name="ε proven",
-        note="For one training record over the whole run; none: nothing is proven.",
-        of=_proven,
-    ),
-    Expense(
-        name="ε audited",
-        note="What an attack on one release certifies at least (+: limited by its draws; !: more "
-        "than claimed or proven).",
-        of=_audited,
-    ),
+    Expense("accuracy drop", _drop),
+    Expense("bytes", lambda line: times(_worst(line, lambda v: v.bytes))),
+    Expense("client time", lambda line: times(_worst(line, lambda v: v.seconds))),
+    Expense("ε proven", _proven),
+    Expense("ε audited", _audited),
 )
-
-
-_WORDS = {
-    "flagged": "messages are not as the defense declares.",
-    "no use": "no setting learns, or attacks fail there without a defense.",
-    "n/a": "the defense or every attack has nothing to act on.",
-    "failed": "every training or attack failed.",
-    "pending": "no attack on it has run yet.",
-}
-"""What stands in place of a leakage."""
 
 
 def legend(summaries: Sequence[Overview]) -> list[str]:
@@ -460,7 +415,7 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
     if disputed(v.row for v in verdicts):
         lines.append(f"{DAGGER} not the paper's own method (see the row).")
     words = {v.why.removesuffix(DAGGER) for v in verdicts}
-    lines += [f"{word}: {text}" for word, text in _WORDS.items() if word in words]
+    lines += [f"{word}: {text}" for word, text in explain.NO_LEAKAGE.items() if word in words]
     if any(word.startswith("−") for word in words):
         lines.append("−7pt: every setting loses at least so many points of accuracy.")
     if advice := sureness(v.row for v in verdicts):

@@ -1,9 +1,12 @@
-"""A paper's figure: its size and style, and how it is written. Nothing touches pyplot's state."""
+"""A paper's figure: its size, style, colours and legend, and how it is written. Nothing touches
+pyplot's state."""
 
 from __future__ import annotations
 
 import base64
 import io
+import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -11,15 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.container import Container
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from bench.errors import UserError
 from bench.harness.store import write_whole
+from bench.metrics.intervals import Interval
+from bench.metrics.named import FLOOR_SUFFIX
 from bench.names import did_you_mean
+from bench.records import Row
+from bench.report.verdicts import UNDEFENDED
 
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}
 """Inches."""
 FORMATS = ("pdf", "png", "svg")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Of Okabe and Ito: colour-blind readers can tell them apart."""
+GREY = "#777777"
+"""Of undefended rows in every plot."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
+LINE_HEIGHT = 0.155
+_AXES_HEIGHT = 2.1
+"""Inches, of a line of text and of the axes."""
 _SIZES = (
     "font.size",
     "axes.labelsize",
@@ -73,6 +91,93 @@ def inches(width: str) -> float:
     if width not in WIDTHS:
         raise UserError(f"width must be {' or '.join(WIDTHS)}, got '{width}'.")
     return WIDTHS[width]
+
+
+def looks(rows: Sequence[Row], among: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return a colour per defense, and a marker that no other row of this colour has.
+
+    Args:
+        rows: Those that are drawn.
+        among: All of a report: a defense has one colour in each of its plots.
+    """
+    names = sorted({r.defense for r in among} - {UNDEFENDED})
+    uses: Counter[str] = Counter()
+    chosen = []
+    for row in rows:
+        place = 0 if row.defense == UNDEFENDED else names.index(row.defense)
+        colour = GREY if row.defense == UNDEFENDED else COLOURS[place % len(COLOURS)]
+        chosen.append((colour, MARKERS[uses[colour] % len(MARKERS)]))
+        uses[colour] += 1
+    return chosen
+
+
+def bars(values: Sequence[Interval]) -> list[list[float]]:
+    """Return the lengths of intervals below and above their means."""
+    return [[v.mean - v.lo for v in values], [v.hi - v.mean for v in values]]
+
+
+def set_log(axes: Axes, which: str) -> None:
+    """Make the x or y axis logarithmic, with plain numbers as ticks."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter("")
+
+
+def draw_floors(
+    axes: Axes, floors: Sequence[Mapping[str, float]], metric: str, *, across: bool = False
+) -> None:
+    """Draw a line or, where rows differ, a band at the scores that need no message.
+
+    Args:
+        axes: Where to draw.
+        floors: Baselines by metric, of every row.
+        metric: Of the axis.
+        across: Whether scores are along y.
+    """
+    line, span = (axes.axhline, axes.axhspan) if across else (axes.axvline, axes.axvspan)
+    for name, style, what in (
+        (metric, "dotted", "reads nothing"),
+        (metric + FLOOR_SUFFIX, "dashed", "told the labels"),
+    ):
+        known = [f[name] for f in floors if abs(f.get(name, float("inf"))) < float("inf")]
+        if known:
+            lo, hi = min(known), max(known)
+            grey: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
+            line((lo + hi) / 2, linestyle=style, label=f"baseline: {what}", **grey)
+            if hi > lo:
+                span(lo, hi, color=GREY, alpha=0.2, linewidth=0, zorder=0)
+
+
+def add_legend(figure: Figure, width: str, missing: Sequence[str]) -> None:
+    """Add a legend below the axes, where it hides no point, and give the figure its size.
+
+    Args:
+        figure: With labelled points and lines.
+        width: column or page.
+        missing: Names of what has no figure.
+    """
+    for name in missing:
+        label = f"not shown, without a figure: {name}"
+        figure.axes[0].plot([], [], linestyle="none", label=label)
+    pairs = [
+        pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)
+    ]
+    pairs.sort(key=lambda pair: not isinstance(pair[0], Container))  # points before lines
+    across = 50 if width == "column" else 110
+    labels = [textwrap.fill(label, across) for _, label in pairs]
+    lines = sum(len(label.splitlines()) for label in labels)
+    figure.set_size_inches(inches(width), _AXES_HEIGHT + lines * LINE_HEIGHT + 0.1)
+    figure.legend(
+        [handle for handle, _ in pairs],
+        labels,
+        loc="outside lower left",
+        frameon=False,
+        handlelength=1.6,
+        labelspacing=0.25,
+        borderpad=0.0,
+        borderaxespad=0.2,
+    )
 
 
 def check_format(name: str) -> None:

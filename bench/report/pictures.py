@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import (
-    RECONSTRUCTION,
-    AttackRecord,
-    Run,
-    check_kept,
-)
+from bench.records import RECONSTRUCTION, AttackOutcome, AttackRecord, Run, check_kept
 from bench.report.leaderboard import cells_by_row
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -40,19 +32,6 @@ FEATURES, RECORDS = 10, 4
 """Features of a tabular record, and victims, that are shown as numbers."""
 _PNG_URI = "data:image/png;base64,"
 Pictures = dict[str, Any]
-
-
-_HOPELESS = 4
-"""Numbers of victims are not tried whose pictures would be so many times the budget, as judged by
-the attempt before: every attempt makes pictures up to the budget."""
-
-
-class TooMuch(Exception):
-    """The pictures do not fit the budget. expected: characters per victim that they would have."""
-
-    def __init__(self, expected: float) -> None:
-        super().__init__(expected)
-        self.expected = expected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +69,10 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     if not (folder / "artifacts").is_dir():
         return none("this result folder holds no reconstructions")
     sources = list(_sources(folder))
-    expected = 0.0
-    for victims in VICTIMS[:-1]:
-        if expected * victims > _HOPELESS * budget:
-            continue
-        try:
-            return _gather(sources, victims=victims, budget=budget, stop_early=True)
-        except TooMuch as error:
-            expected = error.expected
-    return _gather(sources, victims=VICTIMS[-1], budget=budget, stop_early=False)
+    single = _gather(sources, victims=1, budget=budget)
+    size = sum(map(len, single["sprites"]))
+    victims = next((v for v in VICTIMS if v * size <= budget), 1)
+    return single if victims == 1 else _gather(sources, victims=victims, budget=budget)
 
 
 def _sources(folder: Path) -> Iterator[_Rebuilt]:
@@ -116,24 +90,15 @@ def _sources(folder: Path) -> Iterator[_Rebuilt]:
             yield _Rebuilt(row=row, attack=cell.label, path=path, record=record)
 
 
-def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: bool) -> Pictures:
+def _gather(sources: Sequence[_Rebuilt], *, victims: int, budget: int) -> Pictures:
     contents = none("") | {"victims": victims}
     places: dict[str, int] = {}
-    spent = 0
-
-    def place(sprite: str) -> int:
-        nonlocal spent
-        if sprite not in places:
-            places[sprite] = len(places)
-            spent += len(sprite)
-        return places[sprite]
-
-    for number, source in enumerate(sources, start=1):
-        if spent > budget and not stop_early:
+    for source in sources:
+        if sum(map(len, places)) > budget:
             contents["without"] += 1
             continue
         try:
-            images, truth = _read(source, victims)
+            images, truth = read_pair(source.path, source.record, victims, SAMPLES)
         except ValueError as error:
             contents["unreadable"].append(str(error))
             continue
@@ -141,36 +106,46 @@ def _gather(sources: list[_Rebuilt], *, victims: int, budget: int, stop_early: b
             contents["records"].append(_record(source, images, truth))
             continue
         cell = _scores(source, images, truth)
-        cell |= {"truth": place(_sprite(truth)), "images": place(_sprite(images))}
+        for name, pixels in (("truth", truth), ("images", images)):
+            cell[name] = places.setdefault(_sprite(pixels), len(places))
         contents["cells"].append(cell)
-        if spent > budget and stop_early:
-            raise TooMuch(spent * len(sources) / number / victims)
     contents["sprites"] = list(places)
     return contents
 
 
-def _read(source: _Rebuilt, victims: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read images, truth [V, K, ...] of the first victims and samples, float32; ValueError if the
-    file is damaged."""
+def read_pair(
+    path: Path, record: AttackOutcome | None, victims: int, samples: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the reconstructions and the truth [V, K, ...], float32, of some victims and samples.
+
+    Args:
+        path: Of the file.
+        record: Of the attack that left it; None leaves out the check of its hash.
+        victims: Most victims.
+        samples: Most samples of each.
+
+    Raises:
+        UserError: If the file is damaged or was changed.
+    """
     from safetensors import SafetensorError, safe_open
 
-    path = source.path
+    name = f"{path.parent.name}/{path.name}"
     try:
-        check_kept(path.parent, source.record, path.name)
+        if record is not None:
+            check_kept(path.parent, record, path.name)
         with safe_open(path, framework="np") as file:
-            images, truth = (_first(file.get_slice(n), victims) for n in ("images", "truth"))
+            stored = [file.get_slice(part) for part in ("images", "truth")]
+            most = [
+                (min(victims, v), min(samples, k)) for v, k, *_ in (s.get_shape() for s in stored)
+            ]
+            images, truth = (
+                s[:v, :k].astype(np.float32) for s, (v, k) in zip(stored, most, strict=True)
+            )
     except (OSError, SafetensorError, TypeError, ValueError) as error:
-        raise UserError(f"{path.parent.name}/{path.name}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
     if images.shape != truth.shape or images.ndim < 3 or not np.isfinite(images).all():
-        raise UserError(f"{path.parent.name}/{path.name}: images and truth do not fit together")
+        raise UserError(f"{name}: images and truth do not fit together")
     return images, truth
-
-
-def _first(stored: Any, victims: int) -> np.ndarray:
-    """Read the first victims and samples of a stored tensor [V, K, ...], float32."""
-    v, k, *_ = stored.get_shape()
-    values: np.ndarray = stored[: min(v, victims), : min(k, SAMPLES)].astype(np.float32)
-    return values
 
 
 def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
@@ -211,10 +186,6 @@ def _sprite(images: np.ndarray) -> str:
     if shrink < 1:
         size = (len(flat) * round(width * shrink), round(height * shrink))
         picture = picture.resize(size, Image.Resampling.BOX)
-    return _encode_png(picture)
-
-
-def _encode_png(picture: Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return _PNG_URI + base64.b64encode(buffer.getvalue()).decode()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -122,47 +123,22 @@ def _entry(folder: Path, source: Path, registry: Registry) -> Published:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swept:
-    """What `leakbench sweep` wrote.
+def sweeps(source: Path) -> list[dict[str, Any]]:
+    """Return what `leakbench sweep` wrote at or below `source`, by name: the folder, what was
+    varied, its figures as image elements, and its table as text.
 
-    Attributes:
-        name: As of `Published`.
-        over: What was varied.
-        figures: Its figures, as image elements.
-        text: Its table.
-    """
-
-    name: str
-    over: str
-    figures: Sequence[Markup]
-    text: str
-
-    @property
-    def address(self) -> str:
-        return quote(self.name)
-
-
-def sweeps(source: Path) -> list[Swept]:
-    """Return every sweep at or below `source`, by name. Raises UserError for a sweep.csv that is
-    none."""
-    sweeps = []
+    Raises UserError for a sweep.csv that is none."""
+    curves = []
     for file in sorted(source.rglob(SWEEP)):
         text = read_bytes(file).decode(errors="replace")
         over = next((line.get("over") for line in csv.DictReader(io.StringIO(text))), None)
         if over is None:
             raise UserError(f"{file} has no column 'over': `leakbench sweep` did not write it.")
         name = file.parent.relative_to(source).as_posix()
+        name = file.parent.name if name == "." else name
         figures = [_embed_figure(path, over) for path in sorted(file.parent.glob("*-sweep.png"))]
-        sweeps.append(
-            Swept(
-                name=file.parent.name if name == "." else name,
-                over=over,
-                figures=figures,
-                text=text,
-            )
-        )
-    return sweeps
+        curves.append({"name": name, "over": over, "figures": figures, "text": text})
+    return curves
 
 
 def _embed_figure(picture: Path, over: str) -> Markup:
@@ -173,7 +149,7 @@ def _embed_figure(picture: Path, over: str) -> Markup:
     return Markup(image).format(title, data)
 
 
-def index(entries: Sequence[Published], curves: Sequence[Swept] = ()) -> str:
+def index(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()) -> str:
     """The overview page."""
     style = html.source("report.css") + "\n" + html.source("site.css")
     return (
@@ -219,6 +195,6 @@ def write(source: Path, out: Path) -> list[Path]:
             for name, text in entry.files.items():
                 write_whole(stage / entry.name / name, text)
         for curve in curves:
-            write_whole(stage / curve.name / SWEEP, curve.text)
+            write_whole(stage / curve["name"] / SWEEP, curve["text"])
         write_whole(stage / front.name, index(entries, curves))
     return [front, *(out / entry.name / "report.html" for entry in entries)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,13 +12,10 @@ from bench.files import no_link
 from bench.metrics.intervals import Interval
 from bench.records import Row
 from bench.records.jobs import setting_text
-from bench.report import figures
-from bench.report.columns import ROW
-from bench.report.escaping import csv_cell
+from bench.report.curves import sweep as draw_sweep
+from bench.report.frames import csv_of, figures_of
 from bench.report.paper import write
-from bench.report.plots import Lines, Scale, far_apart
 from bench.report.tables import tables
-from bench.report.text import figures_of
 
 Swept = Mapping[Any, Sequence[Row]]
 """A suite's rows by the value of the key that was varied, in the order in which they were asked
@@ -29,14 +24,13 @@ for."""
 
 def to_csv(over: str, swept: Swept) -> str:
     """Return a line for every value and row, with all figures of the row. over: the key."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, ("over", "value", *ROW), lineterminator="\n")
-    lines.writeheader()
-    for value, rows in swept.items():
-        for row in rows:
-            line = {"over": over, "value": value, **figures_of(row)}
-            lines.writerow({name: csv_cell(cell) for name, cell in line.items()})
-    return text.getvalue()
+    return csv_of(
+        [
+            {"over": over, "value": value, **figures_of(row)}
+            for value, rows in swept.items()
+            for row in rows
+        ]
+    )
 
 
 def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Interval]]]]:
@@ -70,19 +64,9 @@ def _fixed_setting(over: str, row: Row, value: Any) -> str:
 
 def write_figures(over: str, swept: Swept, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write a figure for every table: FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
-    place, paths, values = no_link(folder, "figures"), list[Path](), list(swept)
-    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    at = {str(v): float(v) if numeric else float(i) for i, v in enumerate(values)}
-    x = Scale(label=over, lo=min(at.values()), hi=max(at.values()),
-              log=numeric and far_apart(values))  # fmt: skip
+    place, paths = no_link(folder, "figures"), list[Path]()
     for title, settings in curves(over, swept).items():
-        plot = Lines(
-            name="sweep",
-            x=x,
-            y=Scale(label="leakage (safer ↓)", lo=0.0, hi=1.0),
-            lines=[(s, [(at[str(v)], y) for v, y in points]) for s, points in settings.items()],
-            ticks={place: text for text, place in at.items()},
-        )
         name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-        paths += write(figures.lines(plot), place / f"{name}-sweep", formats)
+        figure = draw_sweep(over, list(swept), settings)
+        paths += write(figure, place / f"{name}-sweep", formats)
     return paths

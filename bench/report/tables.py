@@ -95,3 +95,10 @@ def idle(rows: Sequence[Row]) -> dict[str, str]:
         if all(e.status == "not_applicable" for e in entries):
             reasons[name] = str(entries[0].reason)
     return reasons
+
+
+def same_training(row: Row) -> str:
+    """Return what rows of one setting share that differ only in the checkpoint."""
+    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
+    own = (row.suite, row.defense, row.settings)
+    return canonical([row.protocol_settings, *data, *model, *own])

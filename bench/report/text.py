@@ -1,17 +1,14 @@
-"""The leaderboard as Markdown, CSV, LaTeX and JSON."""
+"""The leaderboard as Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import Any
 
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import ENTRY, ROW, SPARED, Shown, board_columns, spared
-from bench.report.escaping import csv_cell, latex, latex_row, markdown_code, markdown_paragraph
+from bench.report.columns import Shown, board_columns, spared
+from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import any_errors, any_personalised, tables, work
@@ -20,59 +17,24 @@ from bench.report.tables import any_errors, any_personalised, tables, work
 def legend(rows: Sequence[Row]) -> list[str]:
     """Explain the columns of some rows' tables, a line each."""
     entries = [entry for row in rows for entry in row.attacks.values()]
-    marks = [(_has(rows, sign), f"{sign} {text}") for sign, text in MARKS.items()]
-    lines: list[tuple[object, str]] = [
-        (
-            any(r.leaks for r in rows),
-            "leakage: from no better than guessing (0) to a perfect copy (1), of the selected "
-            f"reconstructions, or without them of the upper bound; {explain.interval_words(rows)}.",
-        ),
-        *marks,
-        (
-            any(r.choice for r in rows),
-            "selected: per victim the reconstruction of least likelihood loss.",
-        ),
-        (
-            any(r.worst for r in rows),
-            "upper bound: the best reconstruction by the truth, which no attacker knows.",
-        ),
-        (
-            any(r.accuracy_drop for r in rows),
-            "accuracy drop: points below the undefended row.",
-        ),
-        (
-            any({"ssim", "lnacc"} & e.scores.keys() for e in entries),
-            "SSIM, LnAcc: what an attack recovered; lower is safer.",
-        ),
-        (
-            any(e.floor for e in entries),
-            "baseline: the best answer that reads no message / is told the labels.",
-        ),
-        (
-            any(r.eps_record is not None for r in rows),
-            "eps proven: for one training record over the whole run; inf = nothing proven.",
-        ),
-        (
-            any(map(spared, entries)),
-            f"{SPARED} not run on victims that earlier attacks reconstructed.",
-        ),
-        (
-            any_errors(rows),
-            "MSE: error of reconstructed records; higher is safer, 0 is a perfect copy.",
-        ),
-        (
-            any(r.audit for r in rows),
-            "eps audited: empirical lower bound (+: limited by its draws; !: above the claim or "
-            "proof).",
-        ),
-        (
-            any_personalised(rows),
-            "personal accuracy: of each client's own network on test samples in its label shares; "
-            "accuracy '-': there is no common model.",
-        ),
-        (True, overviews.sureness(rows)),
-    ]
-    return [text for occurs, text in lines if occurs and text]
+    occurs = {
+        "leakage": any(r.leaks for r in rows),
+        **{sign: _has(rows, sign) for sign in MARKS},
+        "selected": any(r.choice for r in rows),
+        "bound": any(r.worst for r in rows),
+        "drop": any(r.accuracy_drop for r in rows),
+        "scores": any({"ssim", "lnacc"} & e.scores.keys() for e in entries),
+        "floor": any(e.floor for e in entries),
+        "proven": any(r.eps_record is not None for r in rows),
+        "spared": any(map(spared, entries)),
+        "errors": any_errors(rows),
+        "audited": any(r.audit for r in rows),
+        "personal": any_personalised(rows),
+    }
+    words = {**explain.LEGEND, **{sign: f"{sign} {text}" for sign, text in MARKS.items()}}
+    intervals = explain.interval_words(rows)
+    lines = [words[n].replace("{intervals}", intervals) for n, holds in occurs.items() if holds]
+    return [line for line in (*lines, overviews.sureness(rows)) if line]
 
 
 def _has(rows: Sequence[Row], sign: str) -> bool:
@@ -82,7 +44,7 @@ def _has(rows: Sequence[Row], sign: str) -> bool:
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the header and body of one table, as text."""
     columns = board_columns(rows, whole=True)
-    return [c.name for c in columns], [[c.of(row).full for c in columns] for row in rows]
+    return [c.name for c in columns], [[c.shown(row).full for c in columns] for row in rows]
 
 
 # --- Markdown ---------------------------------------------------------------------------------
@@ -191,32 +153,7 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-# --- CSV and JSON -----------------------------------------------------------------------------
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Return a line per row and attack, with every figure, its interval and its baseline."""
-    lines = [line for row in rows for line in lines_of(row) or [figures_of(row)]]
-    buffer = io.StringIO()
-    writer = csv.DictWriter(
-        buffer, [*ROW, "attack", *(n for n in ENTRY if n not in ROW)], lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in lines)
-    return buffer.getvalue()
-
-
-def figures_of(row: Row) -> dict[str, Any]:
-    """Return a row's figures by their names in CSV and pandas."""
-    return {name: read(row) for name, read in ROW.items()}
-
-
-def lines_of(row: Row) -> list[dict[str, Any]]:
-    """Return the same for each attack, with its own figures."""
-    return [
-        {**figures_of(row), "attack": name, **{key: read(entry) for key, read in ENTRY.items()}}
-        for name, entry in row.attacks.items()
-    ]
+# --- JSON --------------------------------------------------------------------------------------
 
 
 def to_leaderboard_json(rows: Sequence[Row]) -> str:
@@ -270,13 +207,17 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
     columns = [c for c in board_columns(rows) if c.name != "flags"]
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     first = ["Leakage: " + title, work(rows).capitalize()]
-    caption = ". ".join(dict.fromkeys([*first, *_threats(rows)]))
+    threats = [t for row in rows for t in row.threat.split("; ") if t]
+    caption = ". ".join(dict.fromkeys([*first, *threats]))
     caption += f". Intervals: {explain.interval_words(rows)}"
     caption += "".join(f". {sign} {text}" for sign, text in MARKS.items() if _has(rows, sign))
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
-    heads = [latex(c.title) + (f" {latex(c.detail)}" if c.detail else "") for c in columns]
+    heads = [latex(c.head) + (f" {latex(c.detail)}" if c.detail else "") for c in columns]
     body = [
-        [*(_latex_cell(c.name, c.of(row), intervals) for c in columns), explain.letters(row.flags)]
+        [
+            *(_latex_cell(c.name, c.shown(row), intervals) for c in columns),
+            explain.letters(row.flags),
+        ]
         for row in rows
     ]
     kinds = "".join("r" if c.numeric else "l" for c in columns) + "l"
@@ -284,30 +225,29 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
 
 
 def _environment(caption: str, name: str, kinds: str, lines: Sequence[Sequence[str]]) -> str:
-    """A `table` with the label tab:leakbench-NAME. caption: plain text. kinds: a letter per column.
-    lines: cells as LaTeX, the heads first."""
-    heads, *body = map(latex_row, lines)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex(caption)}.}}",
-            rf"\label{{tab:leakbench-{name}}}",
-            rf"\begin{{tabular}}{{{kinds}}}",
-            r"\toprule",
-            heads,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
+    """Return a `table` with the label tab:leakbench-NAME.
+
+    Args:
+        caption: Plain text.
+        name: End of the label.
+        kinds: A letter per column.
+        lines: Cells as LaTeX, the heads first.
+    """
+    from pandas import DataFrame
+
+    heads, *body = lines
+    # The end of a row would take these for its argument.
+    safe = [
+        [f"{{}}{first}" if first.startswith(("[", "*")) else first, *others]
+        for first, *others in body
+    ]
+    return DataFrame(safe, columns=list(heads)).to_latex(
+        index=False,
+        escape=False,
+        column_format=kinds,
+        caption=f"{latex(caption)}.",
+        label=f"tab:leakbench-{name}",
     )
-
-
-def _threats(rows: Sequence[Row]) -> list[str]:
-    return [t for row in rows for t in row.threat.split("; ") if t]
 
 
 def _latex_cell(name: str, figure: Shown, intervals: bool) -> str:

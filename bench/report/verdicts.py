@@ -19,7 +19,6 @@ from bench.records import (
     Row,
     TrainOutcome,
     TrainRecord,
-    canonical,
 )
 
 CONTROL = 0.2
@@ -193,18 +192,11 @@ def ordered(table: Sequence[Row]) -> list[Row]:
     Args:
         table: Its rows, with their flags.
     """
-    failed = _failed_control(table)
-    if failed is not None:
-        flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": failed})
+    leaks = [leak for r in table if is_reference(r) and (leak := r.leak) is not None]
+    if leaks and max(leaks) < CONTROL:
+        flag = Flag(code=FlagCode.CONTROL_FAILED, values={"leak": max(leaks)})
         table = [replace(r, flags=(*r.flags, flag)) for r in table]
     return sorted(table, key=lambda r: (r.leak is None or not has_use(r), r.leak or 0.0))
-
-
-def _failed_control(table: Sequence[Row]) -> float | None:
-    """Return the undefended rows' leakage where it is too small for the table to rank anything;
-    None where it is large enough, or unknown."""
-    leaks = [leak for r in table if is_reference(r) and (leak := r.leak) is not None]
-    return max(leaks) if leaks and max(leaks) < CONTROL else None
 
 
 def is_reference(row: Row) -> bool:
@@ -252,9 +244,3 @@ def accuracy_drop(row: Row, bare: Row) -> Interval | None:
             samples = min(row.test_samples, bare.test_samples)
             return drop_interval([reference[s] for s in seeds], [own[s] for s in seeds], samples)
     return None
-
-
-def network(row: Row) -> str:
-    """Return what rows of one table have in common: network, how it is trained, and checkpoint."""
-    data, model = (row.dataset, row.dataset_settings), (row.model, row.model_settings)
-    return canonical([row.protocol_settings, *data, *model, row.checkpoint])

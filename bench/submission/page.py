@@ -43,6 +43,6 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row.where, row.setting]
-        cells += [c.of(row).full for c in columns]
+        cells += [c.shown(row).full for c in columns]
         lines.append("| " + " | ".join(map(markdown, cells)) + " |")
     return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""Line plots: scores over an attack's budget, and figures over the rounds of a training or over the
+values of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.errors import UserError
+from bench.metrics.intervals import Interval
+from bench.protocols.settings import rounds_before
+from bench.records import Row
+from bench.report.paper import (
+    COLOURS,
+    MARKERS,
+    Paper,
+    add_legend,
+    bars,
+    draw_floors,
+    looks,
+    set_log,
+    styled,
+)
+from bench.report.scatters import exact
+from bench.report.tables import same_training
+from bench.report.verdicts import is_reference
+
+Points = Sequence[tuple[float, Interval]]
+"""Where each figure was measured, in ascending order, and the figure."""
+MEASURES = {
+    "accuracy": "accuracy",
+    "leak": "leakage (safer ↓)",
+    "eps_record": "ε proven for a record (safer ↓)",
+    "eps_claimed": "ε claimed (safer ↓)",
+}
+"""What is measured over the rounds, and its axis."""
+_LEAST = 3
+"""Points from which a line over the rounds tells something."""
+_WIDE = 8.0
+"""Ratio of largest to smallest value from which their axis is logarithmic."""
+
+
+def draw_line(axes: Axes, points: Points, *, colour: str, marker: str, label: str) -> None:
+    """Draw a line through intervals, with their bars."""
+    axes.errorbar(
+        [x for x, _ in points],
+        [y.mean for _, y in points],
+        yerr=bars([y for _, y in points]),
+        color=colour,
+        marker=marker,
+        markersize=4,
+        capsize=2,
+        elinewidth=0.6,
+        label=label,
+    )
+
+
+def budget(rows: Sequence[Row], *, width: str = "column") -> Figure:
+    """Draw every attack's SSIM without a defense, at each suite's budget and at twice that: SSIM
+    that still rises means that the attack was cut short.
+
+    Raises:
+        UserError: If no attack was run at more than one budget.
+    """
+    series: dict[str, dict[int, Interval]] = {}
+    floors: Mapping[str, float] = {}
+    for row in filter(is_reference, rows):
+        for name, entry in row.attacks.items():
+            again, score = entry.doubled, entry.scores.get("ssim")
+            if again and again.ssim and score and entry.budget:
+                measured = series.setdefault(name, {})
+                measured.setdefault(entry.budget, score)
+                measured.setdefault(again.budget, again.ssim)
+                floors = floors or entry.floor
+    if not series:
+        raise UserError("no attack of this table was run at two budgets: nothing to draw.")
+    ticks = sorted({b for measured in series.values() for b in measured})
+    with styled():
+        figure = Paper(layout="constrained")
+        axes = figure.subplots()
+        _draw_lines(
+            axes, {n: sorted(series[n].items(), key=lambda p: p[0]) for n in sorted(series)}
+        )
+        draw_floors(axes, [floors], "ssim", across=True)
+        axes.set(xlabel="gradient evaluations per start", ylabel="SSIM, nothing defends")
+        axes.set_xticks(ticks, list(map(str, ticks)))
+        add_legend(figure, width, ())
+    return figure
+
+
+def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Points]]:
+    """Return by key of `MEASURES` what was measured over the rounds of a table's trainings, by the
+    place of their row; nothing before the last checkpoint, nor of under three rounds.
+
+    Args:
+        table: Its rows.
+        rows: All of the report: leakage after fewer rounds stands in other tables.
+    """
+    trainings: dict[str, list[Row]] = {}
+    for row in rows:
+        trainings.setdefault(same_training(row), []).append(row)
+    if any(_played(r) > _played(table[0]) for row in table for r in trainings[same_training(row)]):
+        return {}
+    by_measure = {
+        name: {
+            i: _measured(row, name, trainings[same_training(row)]) for i, row in enumerate(table)
+        }
+        for name in MEASURES
+    }
+    return {
+        name: points
+        for name, points in by_measure.items()
+        if any(len(some) >= _LEAST for some in points.values())
+    }
+
+
+def _measured(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
+    """Return a row's figure over the rounds. checkpoints: rows of the same training."""
+    if name == "leak":
+        leaks = [(_played(r), leak) for r in checkpoints if (leak := r.leak_interval)]
+        return sorted(leaks, key=lambda point: point[0])
+    if name == "accuracy":
+        return [(p.rounds, a) for p in row.course if (a := p.accuracy or p.personal_accuracy)]
+    known = [(p.rounds, getattr(p, name)) for p in row.course]
+    return [(n, exact(e)) for n, e in known if e is not None and 0 < e < math.inf]
+
+
+def _played(row: Row) -> int:
+    return rounds_before(row.checkpoint, row.protocol_settings.rounds)
+
+
+def course(
+    table: Sequence[Row], rows: Sequence[Row], what: str, *, width: str = "column"
+) -> Figure:
+    """Draw one table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
+
+    Raises:
+        UserError: If that was not measured after three rounds or more.
+    """
+    measured = courses(table, rows)
+    if what not in measured:
+        there = ", ".join(measured) or "nothing"
+        raise UserError(
+            f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
+            "of the suite say what is measured when."
+        )
+    drawn = {i: points for i, points in measured[what].items() if len(points) >= _LEAST}
+    chosen = looks([table[i] for i in drawn], rows)
+    with styled():
+        figure = Paper(layout="constrained")
+        axes = figure.subplots()
+        for (i, points), (colour, marker) in zip(drawn.items(), chosen, strict=True):
+            draw_line(axes, points, colour=colour, marker=marker, label=table[i].setting)
+        axes.set(xlabel="rounds", ylabel=MEASURES[what])
+        if what == "leak":
+            axes.set_ylim(-0.03, 1.03)
+        elif what != "accuracy":
+            set_log(axes, "y")
+        add_legend(figure, width, [r.setting for i, r in enumerate(table) if i not in drawn])
+    return figure
+
+
+def sweep(
+    over: str, values: Sequence[object], settings: Mapping[str, Sequence[tuple[object, Interval]]],
+    *, width: str = "column",
+) -> Figure:  # fmt: skip
+    """Draw leakage over the values of one key.
+
+    Args:
+        over: The key.
+        values: All of them; what is no number stands side by side.
+        settings: By name, leakage at each value.
+        width: column or page.
+    """
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    numeric = len(numbers) == len(values)
+    at = {str(v): numbers[i] if numeric else float(i) for i, v in enumerate(values)}
+    with styled():
+        figure = Paper(layout="constrained")
+        axes = figure.subplots()
+        if numeric and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
+            set_log(axes, "x")
+        _draw_lines(axes, {n: [(at[str(v)], y) for v, y in some] for n, some in settings.items()})
+        axes.set(xlabel=over, ylabel="leakage (safer ↓)", ylim=(-0.03, 1.03))
+        axes.set_xticks(list(at.values()), list(at))
+        add_legend(figure, width, ())
+    return figure
+
+
+def _draw_lines(axes: Axes, series: Mapping[str, Points]) -> None:
+    for number, (name, points) in enumerate(series.items()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        draw_line(axes, points, colour=colour, marker=marker, label=name)
