@@ -302,7 +302,7 @@ def _scored(
         answers=made.artifacts(cell.key),
         artifacts=out / cell.key,
     )
-    scored = guarded(score, {}).record
+    scored = guarded(score).record
     assert not isinstance(scored, TrainRecord)
     return scored
 
