@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.capturing.attacking import attack
     from bench.capturing.recording import Capture as capture
-    from bench.outside import open_export
+    from bench.outside.exports import open_export
     from bench.results import Results, load, run
 
 __version__ = "0.2.0"
@@ -23,7 +23,7 @@ _PLACES = {
     "attack": ("bench.capturing.attacking", "attack"),
     "capture": ("bench.capturing.recording", "Capture"),
     "load": ("bench.results", "load"),
-    "open_export": ("bench.outside", "open_export"),
+    "open_export": ("bench.outside.exports", "open_export"),
     "run": ("bench.results", "run"),
 }
 """Where each name of the Python API is defined, and as what."""

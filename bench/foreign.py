@@ -12,6 +12,7 @@ import functools
 import gc
 import io
 import os
+import pickle
 import random
 import signal
 import sys
@@ -20,9 +21,8 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 MOST_TEXT = 400
 """Characters of an exception that are shown."""
@@ -104,20 +104,21 @@ def contained() -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """End the code inside with OverLimit after some seconds.
+def time_limit(seconds: float, again_s: float = 1.0) -> Iterator[bool]:
+    """End the code inside with OverLimit after some seconds, and again every `again_s`, for code
+    that swallows it.
 
     That is so in the main thread alone, where nobody else uses the process's alarm clock, and for
-    code that comes back to Python now and then; elsewhere there is no limit.
+    code that comes back to Python now and then; elsewhere there is no limit, and False is given.
     """
     used = any(signal.getitimer(signal.ITIMER_REAL))
     if used or not (_in_main_thread() and 0 < seconds < threading.TIMEOUT_MAX):
-        yield
+        yield False
         return
     before = signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, for code that swallows it
+    signal.setitimer(signal.ITIMER_REAL, seconds, again_s)
     try:
-        yield
+        yield True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -136,95 +137,44 @@ def _in_main_thread() -> bool:
 # --- what it leaves behind ----------------------------------------------------------------------
 
 
-class _StatePart(NamedTuple):
-    """A part of the process's state: its name, and how it is read and set."""
-
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def _deciding() -> tuple[_StatePart, ...]:
-    """Return the state that decides the figures of everything that is computed later."""
-    import torch
-
-    flags = torch.backends.cudnn
-    names = ("enabled", "benchmark", "deterministic")
-
-    def device(before: Any) -> None:
-        # Set by name it costs every call of torch a little, which None does not.
-        torch.set_default_device(None if before.type == "cpu" else before)
-
-    def autocast(before: tuple[bool, ...]) -> None:
-        for kind, on in zip(("cpu", "cuda"), before, strict=True):
-            torch.set_autocast_enabled(kind, on)
-
-    def cudnn(before: tuple[bool, ...]) -> None:
-        for name, value in zip(names, before, strict=True):
-            setattr(flags, name, value)
-
-    precision = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    exact = (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
-    on = partial(map, torch.is_autocast_enabled, ("cpu", "cuda"))
-    return (
-        _StatePart("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        _StatePart("torch's default device", torch.get_default_device, device),
-        _StatePart("torch's grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-        _StatePart("torch's autocast", lambda: tuple(on()), autocast),
-        _StatePart("torch's precision of products", *precision),
-        _StatePart("torch's choice of deterministic algorithms", *exact),
-        _StatePart(
-            "torch's settings of cuDNN", lambda: tuple(getattr(flags, n) for n in names), cudnn
-        ),
-    )
-
-
-def _other() -> tuple[_StatePart, ...]:
-    """Return the state that later jobs would meet, which plugins change without thinking of it."""
+def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """Return what plugins change of the process without thinking of it, by name: how it is read,
+    and how it is set."""
     import numpy as np
     import torch
 
-    def torch_state() -> tuple[bytes, ...]:
-        if torch._C._functorch.maybe_current_level() is not None:
-            return ()  # inside of a torch.func transform torch refuses its own to be used
-        states = [torch.get_rng_state()]
-        if torch.cuda.is_initialized():
-            states += torch.cuda.get_rng_state_all()
-        return tuple(s.numpy().tobytes() for s in states)
+    def set_device(before: torch.device) -> None:
+        # Set by name it costs every call of torch a little, which None does not.
+        torch.set_default_device(None if before.type == "cpu" else before)
 
-    def torch_generators(before: tuple[bytes, ...]) -> None:
-        states = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in before]
-        if states:
-            torch.set_rng_state(states[0])
-            for number, state in enumerate(states[1:]):
-                torch.cuda.set_rng_state(state, number)
+    def torch_generator() -> Any:
+        # Inside of a torch.func transform torch refuses to use its own generator.
+        inside = torch._C._functorch.maybe_current_level() is not None
+        return None if inside else torch.get_rng_state()
 
-    def numpy_state() -> dict[str, Any]:
-        state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (put back, not used)
-        inner = state["state"]
-        return state | {"state": {n: np.asarray(v).tolist() for n, v in inner.items()}}
-
-    def folder() -> str | None:
-        with suppress(FileNotFoundError):  # it was removed
-            return os.getcwd()
-        return None
-
-    def back(before: str | None) -> None:
+    def set_torch_generator(before: Any) -> None:
         if before is not None:
-            os.chdir(before)
+            torch.set_rng_state(before)
 
-    def variables(before: dict[str, str]) -> None:
+    def set_variables(before: dict[str, str]) -> None:
         os.environ.clear()
         os.environ.update(before)
 
-    return (
-        _StatePart("torch's threads", torch.get_num_threads, torch.set_num_threads),
-        _StatePart("torch's global generators", torch_state, torch_generators),
-        _StatePart("numpy's global generator", numpy_state, np.random.set_state),
-        _StatePart("Python's global generator", random.getstate, random.setstate),
-        _StatePart("the working directory", folder, back),
-        _StatePart("environment variables", lambda: dict(os.environ), variables),
-    )
+    precision = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    exact = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    return {
+        "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "torch's default device": (torch.get_default_device, set_device),
+        "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch's precision of products": precision,
+        "torch's choice of deterministic algorithms": exact,
+        "torch's global generator": (torch_generator, set_torch_generator),
+        "numpy's global generator": (np.random.get_state, np.random.set_state),
+        "Python's global generator": (random.getstate, random.setstate),
+        "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+        "the working directory": (os.getcwd, os.chdir),
+        "environment variables": (lambda: dict(os.environ), set_variables),
+    }
 
 
 @dataclass
@@ -256,25 +206,25 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
 
     left: is told what was changed. relays: whether what is printed comes out at all.
     """
-    deciding, other, left = _deciding(), _other(), left or Left()
-    before = [(part, part.read()) for part in (*deciding, *other)]
+    left = left or Left()
+    before = [(name, read, write, read()) for name, (read, write) in _process_state().items()]
     streams = sys.stdin, sys.stdout, sys.stderr
     sys.stdout = _Aside(sys.stderr if relays else None, sys.stdout)
-    sys.stderr = _Aside(sys.stderr, sys.stderr)
     try:
         with contained():
             yield
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
-        for part, was in before:
-            now = part.read()
-            if now != was:
-                if part in deciding:
-                    left.deciding.append(f"{part.name} ({was} to {now})")
-                elif "generator" in part.name:
-                    left.moved.append(part.name)
-                with suppress(Exception):  # a folder that is gone, a limit that is too low now
-                    part.write(was)
+        for name, read, write, was in before:
+            with suppress(Exception):  # a folder that is gone, a limit that is too low now
+                now = read()
+                if pickle.dumps(now) == pickle.dumps(was):
+                    continue
+                if "generator" in name:
+                    left.moved.append(name)
+                elif name.startswith("torch"):
+                    left.deciding.append(f"{name} ({was} to {now})")
+                write(was)
 
 
 def forget() -> None:
@@ -287,7 +237,7 @@ def forget() -> None:
 
 
 class _Aside(io.TextIOBase):
-    """Writes to a stream that whoever has this cannot close, instead of another."""
+    """Takes what is printed in place of stdout; closing it closes no other stream."""
 
     def __init__(self, stream: Any, instead_of: Any) -> None:
         self._stream = stream
@@ -302,17 +252,6 @@ class _Aside(io.TextIOBase):
     def flush(self) -> None:
         if self._stream is not None:
             self._stream.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return self._stream is not None and bool(self._stream.isatty())
-
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise io.UnsupportedOperation("fileno")
-        return int(self._stream.fileno())
 
     def close(self) -> None:
         """Nothing: others write to the stream as well."""

@@ -432,7 +432,7 @@ def _progress(plan: Plan, keys: Keys, visible: bool) -> Iterator[runner.OnProgre
     from bench.report.console import PlainConsole
 
     # In a notebook rich's live bar needs a package of its own; lines do as well.
-    with progress.live(plan, keys, PlainConsole(force_jupyter=False)) as on_progress:
+    with progress.live(plan, PlainConsole(force_jupyter=False)) as on_progress:
         yield on_progress
 
 

@@ -54,7 +54,7 @@ def replaying(made: Store) -> Executor:
     def go(tasks: deque[Task]) -> Generator[Outcome]:
         while tasks:
             task = tasks.popleft()
-            yield outcome_of(task, guarded(lambda task=task: copy(task), {}))  # type: ignore[arg-type,misc]
+            yield outcome_of(task, guarded(lambda task=task: copy(task)))  # type: ignore[arg-type,misc]
 
     return go
 

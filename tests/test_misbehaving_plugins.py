@@ -46,8 +46,8 @@ from tests.runs import made, planned, timeless
 
 def process_state() -> dict[str, Any]:
     """All that is looked after but for global generators, by name."""
-    parts = (*foreign._deciding(), *foreign._other())
-    return {part.name: part.read() for part in parts if "generator" not in part.name}
+    state = foreign._process_state()
+    return {name: read() for name, (read, _) in state.items() if "generator" not in name}
 
 
 HEAD = """

@@ -17,11 +17,11 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 import bench
-from bench import models, outside
+from bench import models
 from bench.capturing.attacking import read_views
 from bench.errors import UserError
 from bench.harness.environment import Environment
-from bench.outside import NetworkModule, OpenExport
+from bench.outside.exports import NetworkModule, OpenExport, export
 from bench.results import Results
 from tests.test_fuzz import places
 
@@ -55,7 +55,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def opened(results: Results, cell: str, out: Path) -> OpenExport:
-    outside.export(results.folder, cell, out, HERE)
+    export(results.folder, cell, out, HERE)
     return bench.open_export(out)
 
 
@@ -199,7 +199,7 @@ def test_public_samples_of_another_network_are_refused(
     results: Results, tmp_path: Path, changed: dict[str, int], message: str
 ) -> None:
     out = tmp_path / "seen"
-    outside.export(results.folder, "mlp_spm/eval", out, HERE)
+    export(results.folder, "mlp_spm/eval", out, HERE)
     (place,) = tmp_path.glob("*public*")
     public = load_file(place)
     ((how, value),) = changed.items()
@@ -247,7 +247,7 @@ def test_public_samples_of_another_network_are_refused(
 def test_a_view_whose_facts_cannot_be_is_refused(
     results: Results, tmp_path: Path, of: str, name: str, value: Any, told: str
 ) -> None:
-    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
     (place,) = (p for p in tmp_path.glob("*.json") if "earlier" not in p.name)
     text = json.loads(place.read_text())
     (text[of] if of else text)[name] = value
@@ -257,7 +257,7 @@ def test_a_view_whose_facts_cannot_be_is_refused(
 
 
 def test_uploads_of_what_was_not_broadcast_are_refused(results: Results, tmp_path: Path) -> None:
-    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
     place = tmp_path / "seen.json"
     text = json.loads(place.read_text())
     for message in text["messages"]:
@@ -271,7 +271,7 @@ def test_uploads_of_what_was_not_broadcast_are_refused(results: Results, tmp_pat
 def test_a_view_with_values_that_are_not_finite_is_not_attacked(
     results: Results, tmp_path: Path
 ) -> None:
-    outside.export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
+    export(results.folder, "mlp_spm/eval", tmp_path / "seen", HERE)
     place = tmp_path / "seen.safetensors"
     tensors = load_file(place)
     name = next(n for n in tensors if n.startswith("m0/"))
@@ -317,7 +317,7 @@ def test_changed_views_are_views_or_a_sentence(
 ) -> None:
     whole = {cell: tmp_path / cell.replace("/", "-") for cell in ("mlp_spm/eval", "resnet18/train")}
     for cell, folder in whole.items():
-        outside.export(results.folder, cell, folder / "seen", HERE)
+        export(results.folder, cell, folder / "seen", HERE)
     refused, slowest, told = 0, 0.0, set[str]()
     for seed in range(count):
         draws = random.Random(seed)

@@ -21,11 +21,12 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import bench
-from bench import outside
 from bench.cli.outside import export as export_command
 from bench.cli.outside import score as score_command
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store, key_of, staged, write_whole
+from bench.outside.exports import export
+from bench.outside.scores import score_files
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.records import AttackRecord, Run
 from bench.report.choosing import find
@@ -63,7 +64,7 @@ def test_an_export_holds_what_was_seen_and_public_facts_and_never_the_truth(
     results: Results, tmp_path: Path
 ) -> None:
     for name in ("none/analytic", "spm/analytic", "none/ilrg"):
-        paths = outside.export(results.folder, name, tmp_path / "x" / "seen", HERE)
+        paths = export(results.folder, name, tmp_path / "x" / "seen", HERE)
         cell = cell_of(results, name)
         folder = Store(results.folder).artifacts(cell.train_key)
         stem = f"{cell.checkpoint}-{cell.threat}"
@@ -95,7 +96,7 @@ def test_exports_and_result_folders_are_readable_by_whom_the_umask_says(
 ) -> None:
     before = os.umask(umask)
     try:
-        outside.export(results.folder, "none/analytic", tmp_path / "x" / "seen", HERE)
+        export(results.folder, "none/analytic", tmp_path / "x" / "seen", HERE)
         write_whole(tmp_path / "text.json", "{}")
         with staged(tmp_path / "folder") as stage:
             save_tensors({"x": torch.zeros(1)}, stage / "x.safetensors")
@@ -111,7 +112,7 @@ def test_exports_and_result_folders_are_readable_by_whom_the_umask_says(
 
 def test_every_key_of_an_export_is_described(results: Results, tmp_path: Path) -> None:
     text = PAGE.read_text()
-    paths = outside.export(results.folder, "spm/analytic", tmp_path / "seen", HERE)
+    paths = export(results.folder, "spm/analytic", tmp_path / "seen", HERE)
     about = json.loads(paths.text.read_text())
     for key in [*about, *about["known"], *about["network"], *about["messages"][0],
                 *about["states"], *about["answer"]]:  # fmt: skip
@@ -138,7 +139,7 @@ def test_our_own_reconstruction_scores_exactly_as_recorded(
             np.savez(mine, images=images.numpy())
         else:
             save(mine, images=images)
-        found = outside.score_files(results.folder, cell.key, [mine], HERE)
+        found = score_files(results.folder, cell.key, [mine], HERE)
         (answer,) = found.answers
         assert set(answer.values) == {"ssim", "mse", "psnr", "success", "recognised"}
         for name, values in answer.values.items():
@@ -159,7 +160,7 @@ def test_labels_and_counts_are_scored_and_samples_may_come_in_any_order(
     counts = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
     mine = save(tmp_path / "mine.safetensors", images=truth.x[:, order], labels=truth.y[:, order],
                 label_counts=counts)  # fmt: skip
-    found = outside.score_files(results.folder, cell.key, [mine], HERE)
+    found = score_files(results.folder, cell.key, [mine], HERE)
     (answer,) = found.answers
     assert answer.values["label_accuracy"] == answer.values["lnacc"] == [1.0, 1.0]
     assert min(answer.values["ssim"]) > 0.999999
@@ -176,7 +177,7 @@ def test_victims_without_an_answer_are_scored_as_the_mean_public_image(
     images[1] = float("nan")
     mine = save(tmp_path / "mine.safetensors", images=images[:, 0],
                 failed=torch.tensor([False, True]))  # fmt: skip
-    found = outside.score_files(results.folder, "none/analytic", [mine], HERE)
+    found = score_files(results.folder, "none/analytic", [mine], HERE)
     (answer,) = found.answers
     assert answer.failed == 1
     assert answer.values["ssim"][0] == pytest.approx(1)
@@ -194,11 +195,11 @@ def test_label_counts_of_a_victim_without_an_answer_need_not_add_up_and_name_no_
     counts[1] = 9
     mine = save(tmp_path / "mine.safetensors", label_counts=counts,
                 failed=torch.tensor([False, True]))  # fmt: skip
-    (answer,) = outside.score_files(results.folder, cell.key, [mine], HERE).answers
+    (answer,) = score_files(results.folder, cell.key, [mine], HERE).answers
     assert answer.values["irec"] == [1.0, 0.0]
     mine = save(tmp_path / "mine.safetensors", label_counts=counts)
     with pytest.raises(ValueError, match=r"label_counts must lie in 0\.\.4, got 0 to 9"):
-        outside.score_files(results.folder, cell.key, [mine], HERE)
+        score_files(results.folder, cell.key, [mine], HERE)
 
 
 def test_answers_are_held_against_our_own_on_the_same_victims(
@@ -212,7 +213,7 @@ def test_answers_are_held_against_our_own_on_the_same_victims(
     save(own, images=load_file(kept)["images"])
     labels = save(tmp_path / "labels.safetensors", labels=truth.y)
     files = [perfect, gray, own, labels]
-    found = outside.score_files(results.folder, cell.key, files, HERE)
+    found = score_files(results.folder, cell.key, files, HERE)
     row = next(r for r in results.rows if r["defense"] == "spm")
     for name in ("choice", "worst"):
         shown = getattr(found.row, name)
@@ -242,7 +243,7 @@ def test_labels_are_held_against_an_attack_on_labels(results: Results, tmp_path:
     wrong = torch.zeros(2, 10, dtype=torch.int64)
     wrong[:, 0] = 4
     mine = save(tmp_path / "mine.safetensors", label_counts=wrong)
-    found = outside.score_files(results.folder, cell.key, [mine], HERE)
+    found = score_files(results.folder, cell.key, [mine], HERE)
     (against,) = found.answers[0].against
     record = Store(results.folder).read("attack", cell.key)
     assert isinstance(record, AttackRecord)
@@ -307,7 +308,7 @@ def test_a_wrong_answer_gets_one_sentence(
 ) -> None:
     mine = save(tmp_path / "mine.safetensors", **arrays)
     with pytest.raises(ValueError, match=re.escape(message)):
-        outside.score_files(results.folder, "none/analytic", [mine], HERE)
+        score_files(results.folder, "none/analytic", [mine], HERE)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def test_a_file_that_is_no_reconstruction_is_refused(
     results: Results, tmp_path: Path, make: Callable[[Path], Path], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        outside.score_files(results.folder, "none/analytic", [make(tmp_path)], HERE)
+        score_files(results.folder, "none/analytic", [make(tmp_path)], HERE)
 
 
 def _text(path: Path) -> Path:
@@ -383,7 +384,7 @@ def test_cells_are_found_by_key_prefix_and_words(results: Results) -> None:
         with pytest.raises(ValueError, match=re.escape(message)):
             find(cells, text)
         with pytest.raises(ValueError, match=re.escape(message)):
-            outside.score_files(results.folder, text, [Path("mine.npz")], HERE)
+            score_files(results.folder, text, [Path("mine.npz")], HERE)
 
 
 def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -> None:
@@ -394,18 +395,18 @@ def test_a_cell_without_observation_says_why(results: Results, tmp_path: Path) -
     record = json.loads(path.read_text())
     shutil.rmtree(folder / "artifacts")
     with pytest.raises(ValueError, match="holds no artifacts of cell"):
-        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+        export(folder, "none/analytic", tmp_path / "seen", HERE)
     look = {"status": "not_applicable", "reason": "no client checked in"}
     record["observations"]["init"]["server"] = look
     path.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="has no observation: no client checked in"):
-        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+        export(folder, "none/analytic", tmp_path / "seen", HERE)
     path.write_text(json.dumps(record | {"status": "failed", "reason": "boom"}))
     with pytest.raises(ValueError, match=r"not done \(failed: boom\)"):
-        outside.export(folder, "none/analytic", tmp_path / "seen", HERE)
+        export(folder, "none/analytic", tmp_path / "seen", HERE)
     assert not (tmp_path / "seen.json").exists()
     with pytest.raises(ValueError, match="a file name without dots"):
-        outside.export(results.folder, "none/analytic", tmp_path / "spm-0.5", HERE)
+        export(results.folder, "none/analytic", tmp_path / "spm-0.5", HERE)
 
 
 def test_the_pages_example_rebuilds_the_images_and_the_commands_score_it(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -26,42 +25,14 @@ def test_a_duration_is_read_in_seconds_minutes_hours_or_days(seconds: float, tex
     assert progress.duration(seconds) == text
 
 
-def _told(job: Any, *, cached: bool = False) -> runner.Progress:
-    return runner.Progress(total=4, done=1, failed=0, label="", job=job, cached=cached)
-
-
-def test_time_left_stands_on_what_ran_and_not_on_what_was_finished_before() -> None:
-    jobs: list[Any] = list("abcd")
-    left = progress.TimeLeft(
-        seconds=dict(zip(jobs, (100.0, 10.0, 20.0, 30.0), strict=True)), began=0.0
-    )
-    left.take(_told("a", cached=True), 0.1)
-    assert left.at(0.1) is None  # what was read from disk says nothing of the machine's pace
-    left.take(_told("b"), 5.0)  # twice as fast as estimated: 50 s of work are left
-    assert left.at(5.0) == pytest.approx(25.0)
-    assert left.at(15.0) == pytest.approx(15.0)
-    left.take(_told("c"), 30.0)  # 30 s of work took 30 s
-    assert left.at(30.0) == pytest.approx(30.0)
-    assert left.at(99.0) == 0.0
-    left.take(_told("d"), 60.0)
-    assert left.at(60.0) == 0.0
-
-
 def _planned(suite: Path) -> tuple[Plan, Keys]:
     env = Environment()
     return expand(suites.read_suite(str(suite))), Keys(registry_for(()), env)
 
 
-def test_every_job_of_a_suite_has_estimated_seconds(tiny: Callable[..., Path]) -> None:
-    plan, keys = _planned(tiny())
-    told = progress.estimated_seconds(plan, keys)
-    assert set(told) == {*plan.trainings, *plan.cells}
-    assert all(s > 0 for s in told.values())
-
-
 def _lines(plan: Plan, keys: Keys, store: Store) -> list[str]:
     text = io.StringIO()
-    with progress.live(plan, keys, Console(file=text, width=80)) as on_progress:
+    with progress.live(plan, Console(file=text, width=80)) as on_progress:
         runner.run(
             plan, store, keys, executor=launch.local(plan, keys.env, workers=0),
             on_progress=on_progress,

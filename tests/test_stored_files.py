@@ -15,7 +15,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.merge import merge
 from bench.harness.store import Store
-from bench.outside import export
+from bench.outside.exports import export
 from bench.records import AttackRecord, Run, TrainRecord, read_outcome
 from bench.report import grids, pictures
 from tests.runs import contents

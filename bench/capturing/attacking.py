@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from bench import models
 from bench.capturing.explaining import unexplained
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
-from bench.contract.defense import Defense
 from bench.data.partition import Dealing
 from bench.errors import UserError
 from bench.foreign import in_one_line
@@ -29,8 +28,8 @@ from bench.outside.exports import check_labels, public_of, stem_of, truth_beside
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
 from bench.records import read_json
-from bench.registry import Registry, discover, judge
-from bench.sandbox.rehearsal import Rehearsals
+from bench.registry import discover, judge
+from bench.sandbox.rehearsal import attack_context
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
@@ -206,15 +205,28 @@ def attack_view(
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
     network, lowest = _network(view, model), _floors(view)
+    known = view.seen.known["defense"]
+    defense = registry.defense(known["name"], known["settings"])
     unlike, results = None, []
     if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
-        known = view.seen.known["defense"]
-        defense = registry.defense(known["name"], known["settings"])
         unlike = unexplained(view.seen, view.truth, network=network, defense=defense, device=device)
     for number, (name, attack) in enumerate(attacks.items()):
         tell(name, number, len(attacks))
-        # Each draws from a stream of its own, whatever runs beside it.
-        ctx = _context(view, registry, network, name, budget=budget, seed=seed, device=device)
+        ctx = attack_context(
+            view.seen,
+            network=network,
+            defense=defense,
+            public=view.public,
+            # Each draws from a stream of its own, whatever runs beside it.
+            rng=generator(seed, "attack", name, view.name),
+            device=torch.device(device),
+            budget=budget,
+            shared=SharedWork(
+                observation=(view.name, device, str(id(view))),
+                seed=seed,
+                stream=("view", view.name),
+            ),
+        )
         blank = Attacked(attack=name, view=view, floors=lowest, unexplained=unlike)
         try:
             results.append(_run_attack(blank, attack, ctx))
@@ -266,34 +278,6 @@ def _floors(view: Captured) -> dict[str, list[float]]:
         aux_y=view.public[1],
         dealing=Dealing(how="iid", clients=clients, least=samples),
         granted="truth_labels" in view.seen.known,
-    )
-
-
-def _context(
-    view: Captured,
-    registry: Registry,
-    network: Network,
-    name: str,
-    *,
-    budget: int,
-    seed: int,
-    device: str,
-) -> Context:
-    rng, place = generator(seed, "attack", name, view.name), torch.device(device)
-    known = view.seen.known["defense"]
-    defense: Defense = registry.defense(known["name"], known["settings"])
-    return Context(
-        rng=rng,
-        device=place,
-        budget=budget,
-        aux_x=view.public[0].clone(),
-        aux_y=view.public[1].clone(),
-        network=network,
-        defense=defense,
-        shadow=Rehearsals(seen=view.seen, network=network, defense=defense, rng=rng, device=place),
-        shared=SharedWork(
-            observation=(view.name, device, str(id(view))), seed=seed, stream=("view", view.name)
-        ),
     )
 
 

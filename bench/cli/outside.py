@@ -11,7 +11,7 @@ from bench.cli import options
 from bench.cli.reports import publish
 
 if TYPE_CHECKING:
-    from bench.outside import Against, Scored
+    from bench.outside.scores import Against, Scored
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
 View = Annotated[int, typer.Option("--view", help="Of recorded rounds: which view, from 0.")]
@@ -29,10 +29,10 @@ def export(
 ) -> None:
     """Write what the server saw in one cell, for attacks outside leakbench; never the truth."""
     with options.plain_errors():
-        from bench import outside
+        from bench.outside.exports import export as export_view
 
         env = options.chosen_environment("cpu", data_dir, download, None)
-        paths = outside.export(folder, cell, out, env, view)
+        paths = export_view(folder, cell, out, env, view)
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
         (paths.text, "what they are, and public facts"),
@@ -58,11 +58,11 @@ def score(
 ) -> None:
     """Score outside attacks' answers to a cell, and hold them against leakbench's own."""
     with options.plain_errors():
-        from bench import outside
+        from bench.outside.scores import score_files
         from bench.records import to_json
 
         env = options.chosen_environment("cpu", data_dir, download, None)
-        scored = outside.score_files(folder, cell, reconstructions, env, view)
+        scored = score_files(folder, cell, reconstructions, env, view)
     if as_json:
         typer.echo(to_json(scored))
     else:

@@ -117,7 +117,7 @@ def carry_out(
     """Run a plan with progress shown, write its leaderboard and print that too (`show`)."""
     from bench.harness import progress, runner
 
-    with progress.live(plan, keys, options.console) as on_progress:
+    with progress.live(plan, options.console) as on_progress:
         try:
             report = runner.run(
                 plan,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from torch import Tensor
 
 from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
-from bench.contract.defense import Defense
 from bench.harness.cascade import Earlier, is_separable, of_victims, spare
-from bench.harness.environment import Environment, needed_by, not_applicable, versions
+from bench.harness.environment import needed_by, not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
 from bench.metrics.answers import answer_of, checked, tensors_of
@@ -41,12 +39,10 @@ from bench.records import (
     sound_text,
 )
 from bench.registry import judge
-from bench.sandbox.rehearsal import Rehearsals
+from bench.sandbox.rehearsal import attack_context
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
-Stream = tuple[str | int, ...]
-"""Names of the random streams of an attack: checkpoint, threat, and the number of a view."""
 RELEASES_BYTES = 4 * 2**30
 """Of all observed rounds that an attack reads, whatever the machine has."""
 RESOLVED = 1e-4
@@ -202,13 +198,27 @@ def _attack_view(
         seed=cell.train.seed,
         stream=stream,
     )
-    context = partial(_context, cell, env, public, defense, stream=stream)
     samples, classes = int(seen.known["samples"]), int(seen.network["classes"])
     shape = (len(left), samples, *public[0].shape[1:])
+    task = cell.train.task
+
+    def context(seen: Seen, budget: int, shared: SharedWork | None = None) -> Context:
+        return attack_context(
+            seen,
+            network=models.build(
+                task.model, shape=shape[2:], classes=classes, settings=task.model_settings
+            ),
+            defense=defense,
+            public=public,
+            rng=generator(cell.train.seed, "attack", cell.label, *stream),
+            device=torch.device(env.device),
+            budget=budget,
+            shared=shared,
+        )
 
     def answered(attack: Attack, seen: Seen, budget: int) -> Reconstruction:
         """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
-        answer = attack.run(seen, context(seen, budget=budget, shared=shared))
+        answer = attack.run(seen, context(seen, budget, shared))
         if not isinstance(answer, Reconstruction):
             raise TypeError(
                 f"attack '{cell.attack}' must return a Reconstruction, got {type(answer).__name__}."
@@ -324,35 +334,3 @@ def _restrict(attack: Attack, seen: Seen) -> Seen:
     """Return what the attack reads of what was seen."""
     whole = attack.reads == "all" or not seen.earlier
     return seen if whole else replace(seen, earlier=())
-
-
-def _context(
-    cell: AttackJob,
-    env: Environment,
-    public: tuple[Tensor, Tensor],
-    defense: Defense,
-    seen: Seen,
-    *,
-    budget: int,
-    stream: Stream,
-    shared: SharedWork | None = None,
-) -> Context:
-    device, task = torch.device(env.device), cell.train.task
-    network = models.build(
-        task.model,
-        shape=tuple(public[0].shape[1:]),
-        classes=int(seen.network["classes"]),
-        settings=task.model_settings,
-    )
-    rng = generator(cell.train.seed, "attack", cell.label, *stream)
-    return Context(
-        rng=rng,
-        device=device,
-        budget=budget,
-        aux_x=public[0].clone(),
-        aux_y=public[1].clone(),
-        network=network,
-        defense=defense,
-        shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=device),
-        shared=shared,
-    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bench.harness.environment import Environment, registry_for
 from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
 from bench.harness.executors.memory import share_of
-from bench.harness.executors.task import Executor, Outcome, Task, run_here
+from bench.harness.executors.task import Executor, run_here
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
@@ -227,7 +226,7 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
             "out."
         )
     if workers == 0:
-        return partial(_in_this_process, timeout_s=plan.suite.timeout_s)
+        return partial(run_here, timeout_s=plan.suite.timeout_s)
     return Workers(
         count=workers,
         threads=1,
@@ -235,15 +234,3 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
         memory=share_of(workers) if memory is None else int(memory * 1e9),
         gpus=_gpus() if env.device == "cuda" else (),
     )
-
-
-def _in_this_process(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
-    """One thread as in a worker, so that figures do not depend on the number of jobs."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield from run_here(tasks, timeout_s)
-    finally:
-        torch.set_num_threads(before)

@@ -6,14 +6,10 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bench.harness import runner
-from bench.harness.costs import Costs, shipped
-from bench.harness.keys import Keys
 from bench.harness.plan import Plan
-from bench.records import AttackJob, TrainJob
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,63 +29,22 @@ def duration(seconds: float) -> str:
     return f"{whole} h {left} min" if whole else f"{left} min"
 
 
-def estimated_seconds(plan: Plan, keys: Keys) -> dict[TrainJob | AttackJob, float]:
-    """Seconds of each job of a plan, by the costs that come with leakbench.
-
-    Where none was measured on the plan's kind of device, those of a CPU are used: how jobs compare
-    is what matters to the time left.
-    """
-    costs, kind = Costs([shipped()], keys.env), keys.env.device.split(":")[0]
-    device = kind if kind in costs.devices else "cpu"
-    jobs: list[TrainJob | AttackJob] = [*plan.trainings, *plan.cells]
-    # None is free: starting a job takes time as well.
-    return {j: max(0.05, c.seconds if (c := costs.of(j, device)) else 0.0) for j in jobs}
-
-
-@dataclass(kw_only=True)
-class TimeLeft:
-    """Estimates when a run ends: the estimated seconds of the jobs that are left, at the pace of
-    those that were run since it began. What was finished before tells nothing of the pace.
-
-    Attributes:
-        seconds: Estimated, by job.
-        began: When the run did, by `time.monotonic`.
-    """
-
-    seconds: dict[TrainJob | AttackJob, float]
-    began: float
-    _left: float = field(init=False)
-    _ran: float = 0.0
-    _end: float | None = None
-
-    def __post_init__(self) -> None:
-        self._left = sum(self.seconds.values())
-
-    def take(self, progress: runner.Progress, now: float) -> None:
-        """Count a job that ended at `now`."""
-        took = self.seconds[progress.job]
-        self._left -= took
-        if not progress.cached:
-            self._ran += took
-            self._end = now + self._left * (now - self.began) / self._ran
-
-    def at(self, now: float) -> float | None:
-        """Seconds, None before a job was run."""
-        return None if self._end is None else max(0.0, self._end - now)
-
-
 @contextmanager
-def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress]:
+def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
     """Show progress with the time left: a bar on a terminal; elsewhere a line every tenth of the
-    way and every minute."""
+    way and every minute.
+
+    The time left is that of the jobs that are left at the mean pace of those that were run. What
+    was finished before tells nothing of the pace.
+    """
     from rich import progress as bars
     from rich.table import Column
 
-    left = TimeLeft(seconds=estimated_seconds(plan, keys), began=time.monotonic())
+    began, ran = time.monotonic(), 0
+    end: float | None = None
 
     def words() -> str:
-        seconds = left.at(time.monotonic())
-        return "" if seconds is None else f"{duration(seconds)} left"
+        return "" if end is None else f"{duration(max(0.0, end - time.monotonic()))} left"
 
     class LeftColumn(bars.ProgressColumn):
         def render(self, task: bars.Task) -> str:
@@ -114,14 +69,16 @@ def live(plan: Plan, keys: Keys, console: Console) -> Iterator[runner.OnProgress
         expand=True,
     )
     total = len(plan.trainings) + len(plan.cells)
-    tenth, printed = 0, left.began
+    tenth, printed = 0, began
     with view:
         bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
 
         def on_progress(progress: runner.Progress) -> None:
-            nonlocal tenth, printed
+            nonlocal tenth, printed, ran, end
             now = time.monotonic()
-            left.take(progress, now)
+            ran += not progress.cached
+            if ran:
+                end = now + (progress.total - progress.done) * (now - began) / ran
             view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
             reached = 10 * progress.done // progress.total
             if not console.is_terminal and (reached > tenth or now - printed > _SILENCE_S):

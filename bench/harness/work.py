@@ -65,9 +65,6 @@ class Work:
         """Its data set."""
         return dataset_of(self.training, self.env) if self.dataset is None else self.dataset
 
-    def prepare(self, *, installed: bool = False) -> None:
-        """Import the plugins, which is no part of its time.
-
-        installed: Whether only those that are installed.
-        """
-        registry_for(() if installed else self.env.plugins, self.needed)
+    def prepare(self) -> None:
+        """Import the plugins, which is no part of its time."""
+        self.registry()

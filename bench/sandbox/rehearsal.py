@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.contract.attack import Seen
+from bench.contract.attack import Context, Seen, Shared
 from bench.contract.defense import Defense, fresh
 from bench.contract.messages import State, detached
 from bench.models import Network
@@ -100,3 +100,28 @@ class Rehearsals:
         return (
             {k: self._moved(v) for k, v in value.items()} if isinstance(value, Mapping) else value
         )
+
+
+def attack_context(
+    seen: Seen,
+    *,
+    network: Network,
+    defense: Defense,
+    public: tuple[Tensor, Tensor],
+    rng: torch.Generator,
+    device: torch.device,
+    budget: int,
+    shared: Shared | None = None,
+) -> Context:
+    """Return what an attack may use beside what was seen; see `Context`."""
+    return Context(
+        rng=rng,
+        device=device,
+        budget=budget,
+        aux_x=public[0].clone(),
+        aux_y=public[1].clone(),
+        network=network,
+        defense=defense,
+        shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=device),
+        shared=shared,
+    )

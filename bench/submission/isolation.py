@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from bench.errors import UserError
 from bench.names import DATASETS, GROUPS, MODELS
@@ -82,9 +83,9 @@ class Isolation:
         shown: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         device: str = "cpu",
+        output: IO[bytes] | int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start a command of this Python; standard output and error come in one pipe. It leads a
-        process group of its own; see `stop`.
+        """Start a command of this Python. It leads a process group of its own; see `stop`.
 
         Args:
             command: What is run.
@@ -93,6 +94,7 @@ class Isolation:
             shown: Files and folders that it may read beside Python and the system's libraries.
             hidden: Folders that are empty in a sandbox, though they lie in one that it sees.
             device: With cuda, the GPUs' device files are there.
+            output: Where standard output and error go.
 
         Raises:
             UserError: If what it must see holds the home folder.
@@ -112,7 +114,7 @@ class Isolation:
             return subprocess.Popen(
                 [*before, *command],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,
                 encoding="utf-8",

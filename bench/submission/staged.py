@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from bench.contract.defense import Defense
 from bench.errors import UserError
 from bench.files import no_link
+from bench.foreign import OverLimit, time_limit
 from bench.harness.environment import Environment, dataset_of, shares_of
 from bench.harness.executors.task import ATTACKS, TRAININGS, guarded
 from bench.harness.runner import cell_label, label_of
@@ -57,16 +56,14 @@ from bench.submission.rerunning import (
     with_earlier,
 )
 
-_LONGEST = 2**16
-"""Characters of a line that the code of others writes; the rest is another line."""
+_LAST_WORDS = 1000
+"""Characters of what a process that failed wrote last."""
 _MOST_OUTPUT = 2**24
-"""Characters that the code may write in all."""
-_LAST_WORDS = 5
-"""Lines of a process that failed."""
-_LAST_LINES_S = 10.0
-"""How long the lines of a process that has ended may take to be read."""
+"""Characters that the code may write in all, about."""
+_TICK_S = 0.1
+"""How often a process is asked what it has finished."""
 _ONCE_MORE_S = 10.0
-"""How long until code that caught `OverDeadline` gets it again."""
+"""How long until code that caught `OverLimit` gets it again."""
 _EMBEDDED = tuple(
     Path(spec.origin).parent / "datasets" / folder
     for spec in [find_spec("sklearn")]
@@ -98,37 +95,6 @@ def check_tolerance(tolerance: float) -> None:
     """Raises UserError for one outside [0, 1]."""
     if not 0 <= tolerance <= 1:
         raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
-
-
-class OverDeadline(BaseException):
-    """Time is up. No Exception, so that few handlers catch it."""
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise OverDeadline in the main thread after so many seconds, whatever it is at, and once more
-    while it goes on. Inside, the process's alarm clock and time limits of jobs are free."""
-    over = threading.Event()
-
-    def ring() -> None:
-        wait = seconds
-        while not over.wait(wait):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            wait = _ONCE_MORE_S
-
-    def end(*_: object) -> None:
-        if not over.is_set():
-            raise OverDeadline
-
-    before = signal.signal(signal.SIGUSR1, end)
-    ringing = threading.Thread(target=ring, daemon=True)
-    ringing.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ringing.join()
-        signal.signal(signal.SIGUSR1, before)
 
 
 def rerun(
@@ -185,13 +151,15 @@ def rerun(
         if isolation.bwrap is None and workers == 0:
             run_again(tell, **request)  # type: ignore[arg-type]
             return Store(out / RECORDS), None
-        labels = {label_of(c.job.train) for c in cells} | {cell_label(c.job) for c in cells}
-        return Store(out / RECORDS), _run_in_process(isolation, request, labels, tell)
+        left = Store(out / RECORDS)
+        labels = {left.path("train", c.train_key): label_of(c.job.train) for c in cells}
+        labels |= {left.path("attack", c.key): cell_label(c.job) for c in cells}
+        return left, _run_in_process(isolation, request, labels, tell)
 
     comparisons, first = list[Comparison](), Store(folder)
     try:
         with (
-            deadline(timeout_s),
+            time_limit(timeout_s, again_s=_ONCE_MORE_S),
             tempfile.TemporaryDirectory(prefix="leakbench-", ignore_cleanup_errors=True) as name,
         ):
             home = Path(name).resolve()
@@ -216,7 +184,7 @@ def rerun(
                 comparisons += compare(cell_label(cell.job), scored, answer, tolerance)
     except UserError as error:
         end = f"The rerun was refused: {error}"
-    except OverDeadline:
+    except OverLimit:
         end = f"The rerun took more than {timeout_s:g} seconds and was stopped (--timeout)."
     return Rerun(comparisons=comparisons, end=end)
 
@@ -302,67 +270,68 @@ def _scored(
         answers=made.artifacts(cell.key),
         artifacts=out / cell.key,
     )
-    scored = guarded(score, {}).record
+    scored = guarded(score).record
     assert not isinstance(scored, TrainRecord)
     return scored
 
 
 def _run_in_process(
-    isolation: Isolation, request: dict[str, Any], labels: set[str], tell: Callable[[str], None]
+    isolation: Isolation,
+    request: dict[str, Any],
+    labels: dict[Path, str],
+    tell: Callable[[str], None],
 ) -> str | None:
     """Run the code in a process of its own; how that ended, if not as it should. The process, and
     with a sandbox all that it started, is gone afterwards.
 
-    Of its lines only those pass that begin with a secret mark and name one of the labels, each
-    once: the code writes to the same pipe. Raises UserError with what it refused.
+    Args:
+        isolation: What the code may reach.
+        request: See `bench.submission.rerunning.run_again`.
+        labels: What to call each job whose record appears at a path.
+        tell: Is told of each.
+
+    Raises:
+        UserError: With what the process refused.
     """
     out, folder = Path(request["out"]), Path(request["submission"])
-    mark = f"leakbench-{secrets.token_hex(16)}: "
     # Not the records: figures that a plugin can read it can give back.
     names = ("source", *RUN_FILES, SUBMISSION)
     shown = [folder / n for n in names if (folder / n).exists()]
     shown += [Path(request["data_dir"])] if request["data_dir"] else []
-    process = isolation.start(
-        [sys.executable, "-m", "bench.submission.rerunning"], scratch=out, shown=shown,
-        hidden=() if request["kind"] == TRAININGS else _EMBEDDED, device=request["device"],
-    )  # fmt: skip
-    last: deque[str] = deque(maxlen=_LAST_WORDS)
-    labels_left = set(labels)
-
-    def listen() -> None:
-        assert process.stdout is not None
-        left = _MOST_OUTPUT
-        while line := process.stdout.readline(_LONGEST):
-            text = one_line(line)
-            label = text.partition(": ")[2].rstrip().partition(": ")[2]
-            if text.startswith(mark) and label in labels_left:
-                labels_left.remove(label)
-                tell(text.removeprefix(mark).rstrip())
-            elif text.strip():
-                last.append(text[:200])
-            left -= len(line)
-            if left < 0:
-                last.append(f"it wrote more than {_MOST_OUTPUT:,} characters and was stopped")
-                os.killpg(process.pid, signal.SIGKILL)
-                return
-
-    try:
-        with suppress(BrokenPipeError):  # how it ended says why it does not listen
-            assert process.stdin is not None
-            with process.stdin as file:
-                file.write(json.dumps({**request, "mark": mark}))
-        # Without a sandbox something that the code started may outlive it, and hold the pipe.
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own
-        listener.join(_LAST_LINES_S)
-    finally:
-        stop(process)
-    code, refusal = process.returncode, out / REFUSAL
-    if code == 2 and refusal.is_file() and not refusal.is_symlink():
-        with refusal.open(encoding="utf-8", errors="replace") as file:
-            raise UserError(one_line(file.read(2000)))
-    return None if code == 0 else f"The rerun's process ended with {code}: {' / '.join(last)}"
+    pending = [path for path in labels if not os.path.isfile(path)]
+    with tempfile.TemporaryFile() as output:
+        process = isolation.start(
+            [sys.executable, "-m", "bench.submission.rerunning"], output=output, scratch=out,
+            shown=shown, hidden=() if request["kind"] == TRAININGS else _EMBEDDED,
+            device=request["device"],
+        )  # fmt: skip
+        try:
+            with suppress(BrokenPipeError):  # how it ended says why it does not listen
+                assert process.stdin is not None
+                with process.stdin as file:
+                    file.write(json.dumps(request))
+            ended = flooded = False
+            while not (ended or flooded):
+                time.sleep(_TICK_S)
+                # Its number stays its own until `stop` has ended what it started.
+                flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+                ended = os.waitid(os.P_PID, process.pid, flags) is not None
+                flooded = os.fstat(output.fileno()).st_size > _MOST_OUTPUT
+                # Unlike Path.is_file, isfile is False for what the code has closed to others.
+                for path in list(filter(os.path.isfile, pending)):
+                    pending.remove(path)
+                    tell(f"{len(labels) - len(pending)} of {len(labels)}: {labels[path]}")
+        finally:
+            stop(process)
+        code, refusal = process.returncode, out / REFUSAL
+        if code == 2 and refusal.is_file() and not refusal.is_symlink():
+            with refusal.open(encoding="utf-8", errors="replace") as text:
+                raise UserError(one_line(text.read(2000)))
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_WORDS))
+        last = one_line(output.read().decode(errors="replace"))
+        if flooded:
+            last = f"it wrote more than {_MOST_OUTPUT:,} characters and was stopped"
+    return None if code == 0 else f"The rerun's process ended with {code}: {last}"
 
 
 def _read_made(made: Store, kind: Kind, key: str) -> TrainOutcome | AttackOutcome | None:

@@ -34,7 +34,7 @@ from bench.harness.executors.task import (
     lost,
     outcome_of,
     over_time,
-    prepared,
+    prepare,
 )
 from bench.harness.keys import Code
 from bench.harness.work import Work
@@ -159,7 +159,7 @@ class _Going:
         """Have the cluster begin a job, or this machine a score."""
         work, settings = task.work, self.settings
         if task.room == SCORES:
-            self.scores[self.scorer.submit(guarded, work, {})] = task
+            self.scores[self.scorer.submit(guarded, work)] = task
             return
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
         # Ray keeps processes of other variables apart, and so the rooms.
@@ -272,7 +272,7 @@ def _perform(
     _write(plugins, sources)
     env = replace(work.env, plugins=tuple(plugins / n for n in sources), data_dir=None)
     work = replace(work, env=env)
-    prepared(work, _functions_at_start())
+    prepare(work)
     here = _code_here(env.plugins, work.needed)
     differing = next((name for name, digest in here.items() if code.get(name) != digest), None)
     if differing is not None:
@@ -284,7 +284,7 @@ def _perform(
             _write(moved[folder], files)
         out = place / "out"
         work = replace(work.with_folders(moved), artifacts=out, dataset=dataset)
-        return host, None, guarded(work, _functions_at_start()), _contents(out)
+        return host, None, guarded(work), _contents(out)
 
 
 @cache
@@ -293,12 +293,6 @@ def _code_here(
 ) -> Mapping[str, str]:
     """Hashes of the code of leakbench and of some plugins in this process."""
     return Code(registry_for(plugins, needed)).of(needed)
-
-
-@cache
-def _functions_at_start() -> dict[str, int]:
-    """Return this process's functions; see `prepared`."""
-    return {}
 
 
 @cache

@@ -21,7 +21,7 @@ from bench.harness.executors.task import (
     next_of,
     outcome_of,
     over_time,
-    prepared,
+    prepare,
 )
 from bench.toolkit.processes import (
     GPU_SHARE,
@@ -168,8 +168,8 @@ class _Worker:
                     self.began, self.ready = time.monotonic(), True
                     continue
                 self.task = None
-                if message.spoilt:
-                    self._renew()
+                if message.record.status == "failed":
+                    self._renew()  # it may keep values from a state that the job had changed
                 return outcome_of(task, message)
         except (EOFError, OSError):
             self.process.join()
@@ -217,12 +217,11 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
 
     torch.set_num_threads(threads)
     keep_to_share()
-    known: dict[str, int] = {}
     while True:
         try:
             work = pipe.recv()
         except (EOFError, OSError):
             return
-        prepared(work, known)
+        prepare(work)
         pipe.send(_READY)
-        pipe.send(guarded(work, known))
+        pipe.send(guarded(work))

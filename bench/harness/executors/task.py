@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
-from bench.harness.executors.integrity import own_functions, replaced
 from bench.harness.executors.memory import peak
 from bench.harness.work import Work
 from bench.protocols.export import DiskFull
@@ -46,13 +45,10 @@ class Ended:
     Attributes:
         record: The record.
         no_space: Whether it failed since a disk was full, which the next job will not mend.
-        spoilt: Whether its process may keep values that were computed in a state in which no other
-            job is; see `bench.foreign`.
     """
 
     record: TrainOutcome | AttackOutcome
     no_space: bool = False
-    spoilt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,40 +92,39 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
     A job over the limit of time ends as `timeout` if it comes back to Python, as loops in Python
     do; no other limit applies, and a job that ends this process ends the run.
     """
-    known: dict[str, int] = {}
-    while tasks:
-        task = tasks.popleft()
-        prepared(task.work, known)
-        try:
-            with time_limit(timeout_s):
-                ended = guarded(task.work, known)
-        except OverLimit:
-            yield over_time(task, timeout_s)
-        else:
-            if ended.spoilt:
-                forget()
-            yield outcome_of(task, ended)
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker, so that figures do not depend on the number of jobs
+    try:
+        while tasks:
+            task = tasks.popleft()
+            prepare(task.work)
+            limits = False
+            try:
+                with time_limit(timeout_s) as limits:
+                    ended = guarded(task.work)
+            except OverLimit:
+                if not limits:  # another limit, of the whole run
+                    raise
+                yield over_time(task, timeout_s)
+            else:
+                if ended.record.status == "failed":
+                    forget()
+                yield outcome_of(task, ended)
+    finally:
+        torch.set_num_threads(threads)
 
 
-def prepared(work: Work, known: dict[str, int]) -> None:
-    """Have a job prepare itself; what goes wrong there goes wrong in the job again.
-
-    known: Leakbench's functions as they were before any plugin file was loaded into this process;
-    completed here.
-    """
-    with suppress(Exception), foreign_code():
-        work.prepare(installed=True)
-    known |= own_functions() | known
+def prepare(work: Work) -> None:
+    """Have a job prepare itself; what goes wrong there goes wrong in the job again."""
     with suppress(Exception), foreign_code():
         work.prepare()
 
 
-def guarded(work: Work, known: dict[str, int]) -> Ended:
+def guarded(work: Work) -> Ended:
     """The one place that catches Exception: a failing job is recorded, the run goes on, and what
-    the job changed of this process is put back.
-
-    known: See `prepared`; a job in whose process one of these was replaced has failed.
-    """
+    the job changed of this process is put back."""
     left = Left()
     try:
         with foreign_code(left), peak() as memory:
@@ -143,13 +138,10 @@ def guarded(work: Work, known: dict[str, int]) -> Ended:
             reason=sound_text(f"{left.reason}. Then {text}" if left.reason else text),
             traceback=sound_text(traceback.format_exc())[-4000:],
         )
-        full = isinstance(error, DiskFull)
-        return Ended(record=record, no_space=full, spoilt=left.reason is not None)
-    changed = replaced(known)
-    wrong = left.reason or (changed and f"{changed} was replaced in the process that measures")
-    if wrong is not None:
-        record = NoResult(status="failed", reason=sound_text(wrong))
-    return Ended(record=replace(record, memory=memory), spoilt=wrong is not None)
+        return Ended(record=record, no_space=isinstance(error, DiskFull))
+    if left.reason is not None:
+        record = NoResult(status="failed", reason=sound_text(left.reason))
+    return Ended(record=replace(record, memory=memory))
 
 
 def outcome_of(task: Task, ended: Ended) -> Outcome:

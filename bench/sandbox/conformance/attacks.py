@@ -23,7 +23,7 @@ from bench.sandbox.conformance.playground import Ground, digits, seen_of
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import named
-from bench.sandbox.rehearsal import Rehearsals
+from bench.sandbox.rehearsal import attack_context
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
@@ -63,15 +63,14 @@ def scenes() -> Iterator[Scene]:
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
     """What a run would give the attack, with few public samples."""
-    rng = generator(0, "conformance attack")
-    given: dict[str, Any] = {"rng": rng, "network": scene.network, "device": CPU}
-    return Context(
-        **given,
-        budget=budget,
-        aux_x=scene.dataset.aux_x[:auxiliary].clone(),
-        aux_y=scene.dataset.aux_y[:auxiliary].clone(),
+    return attack_context(
+        scene.seen,
+        network=scene.network,
         defense=Defense(),
-        shadow=Rehearsals(seen=scene.seen, defense=Defense(), **given),
+        public=(scene.dataset.aux_x[:auxiliary], scene.dataset.aux_y[:auxiliary]),
+        rng=generator(0, "conformance attack"),
+        device=CPU,
+        budget=budget,
     )
 
 
