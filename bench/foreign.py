@@ -160,12 +160,20 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         os.environ.clear()
         os.environ.update(before)
 
+    def set_autocast(before: list[bool]) -> None:
+        for kind, on in zip(("cpu", "cuda"), before, strict=True):
+            torch.set_autocast_enabled(kind, on)
+
     precision = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     exact = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     return {
         "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "torch's default device": (torch.get_default_device, set_device),
         "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch's autocast": (
+            lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+            set_autocast,
+        ),
         "torch's precision of products": precision,
         "torch's choice of deterministic algorithms": exact,
         "torch's global generator": (torch_generator, set_torch_generator),

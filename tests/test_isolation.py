@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from attacks.prior_only import PriorOnly
 from bench.harness.environment import Environment
 from bench.harness.store import Store
+from bench.metrics import score
 from bench.records import AttackRecord, Cell, Run, TrainRecord
+from bench.report.leaderboard import rows
+from bench.report.verdicts import has_use
 from bench.submission import staged
 from bench.submission.isolation import isolation
 from bench.submission.packing import submit
@@ -43,6 +47,35 @@ class Snoop(PriorOnly):
 '''
 
 
+PATCHES = '''
+import bench.metrics.score, bench.harness.scoring, bench.harness.train
+from attacks.prior_only import PriorOnly
+from bench.api import Defense
+
+def patched(target, name):
+    real = getattr(target, name)
+    def other(*args, **more):
+        return real(*args, **more)
+    setattr(target, name, other)
+
+class Scorer(Defense):
+    """Replaces what scores."""
+    def __init__(self):
+        patched(bench.metrics.score, "image_values")
+
+class Attacker(Defense):
+    """Replaces an attack."""
+    def __init__(self):
+        patched(PriorOnly, "run")
+
+class Writer(Defense):
+    """Replaces what writes the truth, in the middle of a round."""
+    def upload(self, messages, local, client):
+        patched(bench.harness.train, "save_truth")
+        return messages
+'''
+
+
 def by_attack(store: Store) -> dict[tuple[str, str], Any]:
     found = {}
     for cell in Run.read(store.folder).cells:
@@ -63,6 +96,29 @@ def test_the_process_of_an_attack_holds_neither_data_set_nor_truth(
     found = by_attack(store)
     assert found["none", "snoop"].notes == ("0 data sets, 0 tensors like the samples",)
     assert found["none", "snoop"].values["ssim"] == found["none", "prior_only"].values["ssim"]
+
+
+def test_code_that_replaces_what_measures_it_fails_and_harms_no_other_row(
+    run: RunIt, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The settings are tried in this process too, which is put back.
+    monkeypatch.setattr(score, "image_values", score.image_values)
+    monkeypatch.setattr(PriorOnly, "run", PriorOnly.run)
+    plugin = tmp_path / "patches.py"
+    plugin.write_text(PATCHES)
+    names = ("scorer", "attacker", "writer")
+    suite = tiny(append="".join(f'\n[[defenses]]\nname = "{n}"\n' for n in names))
+    only = {"defense": ",".join(("none", *names)), "attack": "prior_only", "checkpoint": "init"}
+    store, report = run(suite, plugins=(plugin,), only=only, workers=1)
+    measures = "was replaced in the process that measures"
+    assert len(report.failures) >= len(names)
+    assert all(measures in reason for _, reason in report.failures)
+    plain = next(r for r in rows(store.folder) if r.defense == "none")
+    assert plain.attacks["prior_only"].status == "done"
+    for name in names:
+        (row,) = (r for r in rows(store.folder) if r.defense == name)
+        assert not has_use(row)
+        assert row.leak is None
 
 
 def test_what_was_answered_is_scored_again_where_scores_change_and_not_attacked(

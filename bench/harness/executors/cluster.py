@@ -24,6 +24,7 @@ from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.environment import Environment, dataset_of, registry_for
+from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.memory import keep_to_share
 from bench.harness.executors.task import (
     SCORES,
@@ -272,7 +273,8 @@ def _perform(
     _write(plugins, sources)
     env = replace(work.env, plugins=tuple(plugins / n for n in sources), data_dir=None)
     work = replace(work, env=env)
-    prepare(work)
+    functions = _functions_at_start()
+    prepare(work, functions)
     here = _code_here(env.plugins, work.needed)
     differing = next((name for name, digest in here.items() if code.get(name) != digest), None)
     if differing is not None:
@@ -284,7 +286,13 @@ def _perform(
             _write(moved[folder], files)
         out = place / "out"
         work = replace(work.with_folders(moved), artifacts=out, dataset=dataset)
-        return host, None, guarded(work), _contents(out)
+        return host, None, guarded(work, functions), _contents(out)
+
+
+@cache
+def _functions_at_start() -> OwnFunctions:
+    """Return this process's functions; see `prepare`."""
+    return OwnFunctions()
 
 
 @cache

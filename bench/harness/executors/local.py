@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
+from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import (
     SCORES,
@@ -217,11 +218,12 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
 
     torch.set_num_threads(threads)
     keep_to_share()
+    functions = OwnFunctions()
     while True:
         try:
             work = pipe.recv()
         except (EOFError, OSError):
             return
-        prepare(work)
+        prepare(work, functions)
         pipe.send(_READY)
-        pipe.send(guarded(work))
+        pipe.send(guarded(work, functions))

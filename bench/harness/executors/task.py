@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
+from bench.harness.environment import registry_for
+from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.memory import peak
 from bench.harness.work import Work
 from bench.protocols.export import DiskFull
@@ -94,16 +96,16 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
     """
     import torch
 
-    threads = torch.get_num_threads()
+    threads, functions = torch.get_num_threads(), OwnFunctions()
     torch.set_num_threads(1)  # as in a worker, so that figures do not depend on the number of jobs
     try:
         while tasks:
             task = tasks.popleft()
-            prepare(task.work)
+            prepare(task.work, functions)
             limits = False
             try:
                 with time_limit(timeout_s) as limits:
-                    ended = guarded(task.work)
+                    ended = guarded(task.work, functions)
             except OverLimit:
                 if not limits:  # another limit, of the whole run
                     raise
@@ -116,15 +118,24 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
         torch.set_num_threads(threads)
 
 
-def prepare(work: Work) -> None:
-    """Have a job prepare itself; what goes wrong there goes wrong in the job again."""
+def prepare(work: Work, functions: OwnFunctions) -> None:
+    """Have a job prepare itself; what goes wrong there goes wrong in the job again.
+
+    functions: Leakbench's, as they were before any plugin file was loaded; completed here.
+    """
+    with suppress(Exception), foreign_code():
+        registry_for((), work.needed)  # installed plugins before files
+    functions.add_loaded()
     with suppress(Exception), foreign_code():
         work.prepare()
 
 
-def guarded(work: Work) -> Ended:
+def guarded(work: Work, functions: OwnFunctions | None = None) -> Ended:
     """The one place that catches Exception: a failing job is recorded, the run goes on, and what
-    the job changed of this process is put back."""
+    the job changed of this process is put back.
+
+    functions: A job in whose process one of these was replaced has failed.
+    """
     left = Left()
     try:
         with foreign_code(left), peak() as memory:
@@ -139,8 +150,10 @@ def guarded(work: Work) -> Ended:
             traceback=sound_text(traceback.format_exc())[-4000:],
         )
         return Ended(record=record, no_space=isinstance(error, DiskFull))
-    if left.reason is not None:
-        record = NoResult(status="failed", reason=sound_text(left.reason))
+    changed = functions.replaced() if functions is not None else None
+    wrong = left.reason or (changed and f"{changed} was replaced in the process that measures")
+    if wrong is not None:
+        record = NoResult(status="failed", reason=sound_text(wrong))
     return Ended(record=replace(record, memory=memory))
 
 
