@@ -16,7 +16,6 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chisquare, ks_2samp
 from torch import Tensor
 
-from bench.contract.defense import Client, Local
 from bench.contract.events import Facts, Round, Unprotected
 from bench.contract.mechanisms import (
     AdaptiveTwoPoint,
@@ -25,7 +24,7 @@ from bench.contract.mechanisms import (
     SignPerturbation,
     TwoPoint,
 )
-from bench.contract.messages import SUM, Message, Part, as_kind
+from bench.contract.messages import SUM, Message, as_kind
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
 from bench.protocols.local_training import LocalWork
@@ -35,7 +34,6 @@ from defenses.bounded_ldp import (
     PNPM,
     Duchi,
     PMPiecewise,
-    SunAdaptive,
     duchi,
     duchi_variance,
     piecewise,
@@ -43,10 +41,11 @@ from defenses.bounded_ldp import (
     piecewise_variance,
     sampled_dimensions,
 )
-from defenses.shuffled import shuffled_epsilon
+from defenses.sun_adaptive import SunAdaptive, shuffled_epsilon
 from tests.conftest import federation_of, network_for, seen_under
 from tests.docs_modules import formulas
 from tests.oracle import spm as spm_oracle
+from tests.uploads import upload_of
 
 DRAWS = 200_000
 EPSILONS = (0.3, 1.5, 3.9)
@@ -64,19 +63,8 @@ def uploaded(
     seed: int = 0, lr: float = 0.5, steps: int = 2,
 ) -> Message:  # fmt: skip
     """What the defense's real upload makes of one tensor's update, sent as `kind`."""
-    start = {"p": torch.zeros_like(update) if base is None else base}
-    local = Local(
-        broadcast=start, start=start, end={"p": start["p"] + update}, const={},
-        grad_sum={"p": -update / lr}, lr=lr, steps=steps,
-    )  # fmt: skip
-    client = Client(id="c", x=update, y=update, rng={"defense": generator(seed, "ldp")})
-    sent = Message(
-        kind="update", sender="c", receiver="server", round=0, local_steps=steps,
-        parts={"p": Part(values=update)},
-    )  # fmt: skip
-    sent = as_kind(sent, kind, base=start, lr=lr)  # type: ignore[arg-type]
-    (upload,) = defense.upload([sent], local, client)
-    return upload
+    rng = generator(seed, "ldp")
+    return upload_of(defense, update, rng, base=base, kind=kind, lr=lr, steps=steps)  # type: ignore[arg-type]
 
 
 def released(defense: Any, v: float, **how: Any) -> Tensor:
@@ -303,15 +291,8 @@ def test_so_many_dimensions_are_sampled_as_algorithm_4_says(
 def sampled_uploads(epsilon: float, values: Tensor, *, draws: int) -> Tensor:
     """Uploads [draws, d] of values [d] with a bound of 1, 0 where nothing was sent."""
     defense = PMPiecewise(epsilon=epsilon, bound=1.0, dimensions="sampled")
-    local = Local(
-        broadcast={"p": torch.zeros_like(values)}, start={"p": torch.zeros_like(values)},
-        end={"p": values}, const={}, grad_sum={"p": -values}, lr=1.0, steps=1,
-    )  # fmt: skip
-    client = Client(id="c", x=values, y=values, rng={"defense": generator(0, "sampled")})
-    sent = Message(
-        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=values)}
-    )
-    rows = [defense.upload([sent], local, client)[0].parts["p"].values for _ in range(draws)]
+    rng = generator(0, "sampled")
+    rows = [upload_of(defense, values, rng).parts["p"].values for _ in range(draws)]
     return torch.stack(rows).double()
 
 
@@ -357,7 +338,9 @@ def test_a_sampled_upload_costs_epsilon_as_a_whole_whatever_its_size(epsilon: fl
     assert (entry.constants["eps_one_round"], entry.constants["sampled_values"]) == (epsilon, count)
 
 
-@pytest.mark.parametrize(("rounds", "draws"), [(1, 400), (3, 150)])
+@pytest.mark.parametrize(
+    ("rounds", "draws"), [(1, 400), pytest.param(3, 150, marks=pytest.mark.slow)]
+)
 def test_no_audit_refutes_a_sampled_uploads_claim_or_proof(rounds: int, draws: int) -> None:
     defense = PMPiecewise(epsilon=5.0, bound=0.1, dimensions="sampled")
     found = audit(defense, draws=draws, parameters=2, rounds=rounds)
@@ -467,20 +450,11 @@ def test_the_server_reads_how_many_sent_the_upper_value_and_nobodys_upload(
 
 def test_a_rehearsed_upload_stands_for_the_mean_of_as_many_clients() -> None:
     defense, update = shuffled(), torch.full((4000,), 0.002)
-    base = {"p": torch.zeros_like(update)}
-    local = Local(
-        broadcast=base, start=base, end={"p": update}, const={}, grad_sum={"p": -update}, lr=1.0,
-        steps=1,
-    )  # fmt: skip
-    sent = Message(
-        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=update)}
-    )
-    client = Client(id="c", x=update, y=update, rng={"defense": generator(0, "rehearsed")})
-    split = defense.upload([sent], local, client)
-    plans = defense.public_plans([*split, *split, *split])
-    assert SunAdaptive(epsilon=2.0).public_plans([sent]) == ()
-    client.plan.update(plans[0])
-    (upload,) = defense.upload([sent], local, client)
+    base, rng = {"p": torch.zeros_like(update)}, generator(0, "rehearsed")
+    split = upload_of(defense, update, rng)
+    plans = defense.public_plans([split] * 3)
+    assert SunAdaptive(epsilon=2.0).public_plans([split]) == ()
+    upload = upload_of(defense, update, rng, plan=plans[0])
     (one,) = defense.mechanisms()
     law = one.of_mean(3)
     told = law.sample(update.double()[None], generator(1, "told"), base=base)[0]
@@ -599,31 +573,3 @@ def test_a_federations_upload_has_the_two_values_of_the_mechanism(digits) -> Non
     for value in values.values():
         size = torch.full_like(value, 0.01 / math.tanh(0.75))
         assert torch.allclose(value.abs(), size, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Duchi(epsilon=0.0, bound=1.0), r"epsilon must lie in \(0, 700\]"),
-        (lambda: PMPiecewise(epsilon=math.nan, bound=1.0), r"epsilon must lie in \(0, 700\]"),
-        (lambda: PNPM(epsilon=701.0, bound=1.0), r"epsilon must lie in \(0, 700\]"),
-        (lambda: Duchi(epsilon=1.0, bound=0.0), r"bound must be > 0"),
-        (lambda: PNPM(epsilon=1.0, bound=math.inf), r"bound must be > 0"),
-        (lambda: Duchi(epsilon=1.0, bound=1.0, target="labels"), r"target must be update"),  # type: ignore[arg-type]
-        (
-            lambda: PMPiecewise(epsilon=1.0, bound=1.0, dimensions="some"),  # type: ignore[arg-type]
-            "dimensions must be each or sampled, got 'some'",
-        ),
-        (
-            lambda: PMPiecewise(epsilon=1.0, bound=1.0, dimensions="sampled", target="weights"),
-            "target must be update or gradient with dimensions = 'sampled'",
-        ),
-        (lambda: SunAdaptive(epsilon=-1.0), r"epsilon must lie in \(0, 700\]"),
-        (lambda: SunAdaptive(epsilon=1.0, slack=0.0), r"slack must be > 0"),
-        (lambda: SunAdaptive(epsilon=1.0, floor=0.0), r"floor must be > 0"),
-        (lambda: SunAdaptive(epsilon=1.0, max_radius=0.001), r"max_radius must be finite and >="),
-    ],
-)
-def test_bad_settings_are_refused(build: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()

@@ -420,23 +420,6 @@ def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        ({"positions": 0}, r"positions must be a square number >= 1 \(.*\), got 0\."),
-        ({"positions": -4}, r"positions must be a square number >= 1 \(.*\), got -4\."),
-        ({"positions": 8}, r"positions must be a square number >= 1 \(.*\), got 8\."),
-        ({"group": 0}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 0\."),
-        ({"group": 5}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 5\."),
-        ({"mixing": "beta"}, r"mixing must be uniform or dirichlet, got 'beta'\."),
-        ({"alpha": math.nan}, r"alpha must lie in \[0\.01, 1e6\] .*, got nan\."),
-    ],
-)
-def test_bad_settings_of_boxes_are_refused(settings_: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VanillaCutMix(**{"positions": 4, "group": 2} | settings_)
-
-
-@pytest.mark.parametrize(
     ("shape", "message"),
     [
         ((2, 9, 4), r"positions must be 9, those of the smashed data \[2, 9, 4\], got 16\."),

@@ -17,8 +17,7 @@ from bench.data.dataset import Dataset
 from bench.protocols.local_training import LocalWork
 from bench.seeding import generator
 from bench.toolkit.patches import patch_map
-from defenses.cutmix import CutMix, Cutout, Mixup, VanillaCutMix
-from defenses.dp_cutmix_rivals import DPSL, DPMixSL
+from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup, VanillaCutMix
 from tests.conftest import federation_of, network_for
 from tests.dp_cutmix_steps import CLASSES, ROSTER, Step, plain, tokens
 

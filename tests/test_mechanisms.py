@@ -38,11 +38,12 @@ from bench.api import (
 from bench.sandbox.conformance.playground import Ground
 from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
 from bench.sandbox.noise import checks_of
-from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
+from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl_noised import NoisedPMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.spm import SPM
+from defenses.sun_adaptive import SunAdaptive
 from tests.broken_plugins import outcome_of
 
 F64 = torch.float64
