@@ -367,18 +367,6 @@ def test_the_classical_gaussian_noise_keeps_one_updates_budget() -> None:
     assert 1.0 < given <= 2.0  # smashed data costs 1 of it
 
 
-def test_splitfed_dp_plays_a_round_with_both_noises(digits: Dataset) -> None:
-    network = network_for(digits)
-    noisy = SplitFedDP(epsilon=1e9, smashed_clip=1e4, update_clip=1e4)
-    runs = [
-        federation_of(digits, network, d, protocol="splitfed", cuts=("block1",))
-        for d in (noisy, Defense())
-    ]
-    for run in runs:
-        play(run, SPLIT)
-    assert distance(runs[0].state, runs[1].state) < 0.05  # noise of a budget of 1e9 is little
-
-
 # --- SplitFed with masks --------------------------------------------------------------------------
 
 

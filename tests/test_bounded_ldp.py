@@ -255,20 +255,6 @@ def test_a_release_read_as_another_kind_is_still_unbiased(target: str) -> None:
     assert_moments(read, mean=0.05, variance=variance)
 
 
-@pytest.mark.parametrize(
-    "defense", [*(k(epsilon=1.0, bound=0.1) for k in BOUNDED), SunAdaptive(epsilon=1.0)]
-)
-def test_the_same_seed_gives_the_same_numbers_and_no_other_generator_moves(defense: Any) -> None:
-    update = torch.linspace(-0.1, 0.1, 500)
-    kept, before = update.clone(), torch.random.get_rng_state()
-    first, again, other = (uploaded(defense, update, seed=s).parts["p"].values for s in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert torch.equal(update, kept)
-    assert first.dtype == update.dtype
-
-
 # --- PM of several dimensions ------------------------------------------------------------------
 
 
@@ -298,7 +284,7 @@ def sampled_uploads(epsilon: float, values: Tensor, *, draws: int) -> Tensor:
 
 def test_a_sampled_upload_is_unbiased_with_its_variance_and_samples_evenly() -> None:
     """d = 5 and epsilon = 5, so that k = 2 values have 2.5 each."""
-    values, draws = torch.tensor([1.0, -0.4, 0.0, 0.7, -1.0]), 5_000
+    values, draws = torch.tensor([1.0, -0.4, 0.0, 0.7, -1.0]), 2_500
     rows = sampled_uploads(5.0, values, draws=draws)
     for column, v in zip(rows.T, values.tolist(), strict=True):
         one = VARIANCE[PMPiecewise](math.exp(2.5), v)
@@ -313,12 +299,12 @@ def test_a_sampled_upload_is_unbiased_with_its_variance_and_samples_evenly() -> 
 
 def test_values_that_were_sampled_follow_the_law_that_attackers_are_told() -> None:
     values = torch.tensor([0.6, -0.2, 0.1])
-    rows = sampled_uploads(4.0, values, draws=5_000)
+    rows = sampled_uploads(4.0, values, draws=2_500)
     defense = PMPiecewise(epsilon=4.0, bound=1.0, dimensions="sampled")
     (told,) = defense.mechanisms_in(Round(parameters=3))
     assert isinstance(told, Piecewise)
     assert (told.epsilon, told.scale, told.faithful) == (4.0, 3.0, False)
-    drawn = told.sample(values.double().expand(5_000, 3), generator(1, "told"))
+    drawn = told.sample(values.double().expand(2_500, 3), generator(1, "told"))
     for sent, other in zip(rows.T, drawn.T, strict=True):
         assert ks_2samp(sent[sent != 0].numpy(), other.numpy()).pvalue > 1e-6
     (alone,) = defense.mechanisms()

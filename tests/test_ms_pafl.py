@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +23,9 @@ from bench.registry import discover
 from bench.seeding import generator
 from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
 from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.oracle import reference_cases
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
+ORACLE = reference_cases("ms_pafl")
 WORK = LocalWork(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
 FACTS = Facts(parameters=100, rounds=20, clients=100, batch=5, records=125, local_steps=5,
               participations=12, delta=1e-4)  # fmt: skip

@@ -191,13 +191,6 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
     assert PMSFL().smashed(q, make_client()).values is q
 
 
-@pytest.mark.parametrize("settings", [{"noise": "local", "local_steps": 10}, {"noise": "mask"}])
-def test_noised_variants_play_rounds(digits: Dataset, settings: dict[str, Any]) -> None:
-    federation = mlp(digits, NoisedPMSFL(epsilon=5.0, lr_scale=10.0, **settings))
-    federation.play(WORK, everyone(federation))
-    assert all(bool(torch.isfinite(v).all()) for v in federation.state.values())
-
-
 def test_noise_of_a_defense_before_it_enters_the_masks(digits: Dataset, registry: Registry) -> None:
     """Scores end at about +-4.6 or 0; noise of std 1000 makes every bit a fair coin."""
     defense = registry.defense(

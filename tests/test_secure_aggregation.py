@@ -402,7 +402,7 @@ def test_noise_after_an_encrypted_zone_acts_on_what_is_in_the_open(digits: Datas
     noise = GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)
     both = Composed({"fedml_he": FedMLHE(share=0.3), "gaussian": noise})
     network = network_for(digits, "mlp_spm")
-    seen, plain = (seen_under(digits, network, d)[0] for d in (both, FedMLHE(share=0.3)))
+    seen, plain = (seen_under(digits, network, d, clients=2)[0] for d in (both, FedMLHE(share=0.3)))
     for client in seen.clients:
         (one,), (other,) = (s.of(client, "update") for s in (seen, plain))
         moved = torch.cat([

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +33,10 @@ from defenses.selective_shield import (
     sensitive,
 )
 from tests.conftest import context_for, federation_of, network_for, seen_under
-from tests.selective_shield_rounds import WORK, play, tensor
+from tests.oracle import reference_cases
+from tests.selective_shield_rounds import play, tensor
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "selective_shield.json").read_text())
-
-CASES = {c["name"]: c for c in ORACLE["cases"]}
+CASES = {c["name"]: c for c in reference_cases("selective_shield")}
 
 STEPS = ("joins", "batch", "defense")
 
@@ -408,18 +405,3 @@ def test_forked_federations_share_keys_and_not_who_was_told() -> None:
     assert keys.begin("round", ["client-0"], 1, 0) == []
     assert len(twin.begin("round", ["client-0"], 1, 0)) == 1
     assert keys.keys.public_context == twin.keys.public_context
-
-
-@pytest.mark.parametrize("protocol", ["fedsgd", "fedavg", "splitfed"])
-@pytest.mark.parametrize("name", ["selective_shield", "fedml_he", "mask_crypt"])
-def test_they_run_under_all_protocols(
-    digits: Dataset, registry: Registry, name: str, protocol: str
-) -> None:
-    split = {"cuts": ("block1",)} if protocol == "splitfed" else {}
-    run = federation_of(
-        digits, network_for(digits), registry.defense(name, {}), protocol=protocol, **split
-    )
-    work = replace(WORK, protocol=protocol, local_steps=1 if protocol == "fedsgd" else 2)
-    result = play(run, work, rounds=2)
-    assert any(m.sealed for m in result.wire.log if m.sender == "client-0")
-    assert all(bool(v.isfinite().all()) for v in run.state.values())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +12,11 @@ from hypothesis import strategies as st
 
 from bench.seeding import generator
 from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import spm as spm_oracle
 from tests.uploads import upload_of
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "spm.json").read_text())["cases"]
+ORACLE = reference_cases("spm")
 COMPUTE: dict[str, Any] = {
     "spm_params": lambda i: spm_oracle.mechanism_constants(i["eps"]),
     "spm_variances": lambda i: spm_oracle.variances(i["eps"], i["w"]),
@@ -49,10 +48,7 @@ def _applied(inputs: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    kind = "_".join(case["name"].split("_")[:2])
-    computed = COMPUTE[kind](case["inputs"] | {"name": case["name"]})
-    for key, expected in case["expected"].items():
-        assert computed[key] == pytest.approx(expected, rel=1e-5), key
+    assert_reference(case, COMPUTE)
 
 
 def released(w: float, epsilon: float, variant: Variant, target: str, draws: int) -> torch.Tensor:
