@@ -31,7 +31,7 @@ from defenses.mixer import (
 )
 from defenses.noised_smashed import NoisedSmashed
 
-_NO_NOISE = {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
+_NO_NOISE: dict[str, Any] = {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
 
 
 class DPSL(NoisedSmashed):

@@ -123,7 +123,6 @@ class EncryptedZone(Defense):
     """
 
     owns = frozenset({"aggregate"})
-    forms_model = "clients"
     parameters: str = "additive"
 
     def __post_init__(self) -> None:

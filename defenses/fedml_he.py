@@ -108,6 +108,7 @@ class FedMLHE(EncryptedZone):
     Source: Jin et al., arXiv:2303.10837, Sec. 2.4.
     """
 
+    forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Jin et al., arXiv:2303.10837 (FedML-HE)"
     share: float = 0.1

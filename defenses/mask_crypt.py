@@ -30,6 +30,7 @@ class MaskCrypt(EncryptedZone):
     Source: Hu, Li, MaskCrypt, IEEE TDSC 2024 (gradient-guided mask selection, mask consensus).
     """
 
+    forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Hu, Li 2024 (MaskCrypt)"
     share: float = 0.1
