@@ -165,7 +165,7 @@ class EncryptedZone(Defense):
                 client.memory[_KEY] = message.sealed[_PUBLIC_KEY].box
         if when != "upload" or "pinned" in client.plan:
             return
-        masks = _in_order({**_masks(heard), client.id: client.memory[MINE]})
+        masks = _proposals(heard, {client.id: client.memory[MINE]})
         client.plan["encrypted"] = self.agree(masks)
         client.plan["company"] = len(masks)
 
@@ -216,7 +216,7 @@ class EncryptedZone(Defense):
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """The zone that was agreed, and every client's mask."""
-        masks = _in_order(_masks(messages))
+        masks = _proposals(messages)
         if not masks:
             return ()
         shared = {"encrypted": self.agree(masks), "company": len(masks), "pinned": True}
@@ -300,11 +300,8 @@ def _within(values: Tensor, parameters: ckks.Parameters, clients: int) -> Tensor
     return rows.flatten()[: len(values)]
 
 
-def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
-    """What was proposed, by sender."""
-    return {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
-
-
-def _in_order(masks: Mapping[str, Masks]) -> list[Masks]:
-    """The same order for every client, since what is agreed may depend on it."""
-    return [masks[sender] for sender in sorted(masks)]
+def _proposals(messages: Sequence[Message], own: Mapping[str, Masks] | None = None) -> list[Masks]:
+    """What was proposed, and by a client itself, in the order of the clients' names: what is agreed
+    may depend on it."""
+    sent = {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
+    return [mask for _, mask in sorted({**sent, **(own or {})}.items())]

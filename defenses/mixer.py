@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from scipy.special import gammaincinv
@@ -25,10 +25,9 @@ PATCHES: Final = "patches"
 RATIOS: Final = "ratios"
 
 
-class Deal(Protocol):
-    """Draws one row per client of a group: ratios [clients], or masks bool [clients, patches]."""
-
-    def __call__(self, clients: int, *, rng: torch.Generator) -> Tensor: ...
+Deal = Callable[..., Tensor]
+"""Draws one row per client of a group from `clients` and `rng`: ratios [clients], or masks bool
+[clients, patches]."""
 
 
 # --- dealing --------------------------------------------------------------------------------

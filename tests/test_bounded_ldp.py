@@ -91,23 +91,6 @@ def test_a_release_is_unbiased_with_the_published_variance(
     assert_moments(out / bound, mean=v, variance=VARIANCE[kind](math.exp(epsilon), v))
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "w", "pm", "pnpm", "duchi_"),
-    [
-        (0.6, 0.1, 11.8745, 0.127564, 11.7737),
-        (0.6, 1.0, 14.7042, 12.7564, 10.7837),
-        (1.5, 1.0, 2.26232, 1.58883, 1.47884),
-    ],
-)
-def test_variances_agree_with_the_reference_values_of_figure_2(
-    epsilon: float, w: float, pm: float, pnpm: float, duchi_: float
-) -> None:
-    """Constants: cases spm_variances_eps* of the project's reference values."""
-    assert piecewise_variance(w, epsilon=epsilon) == pytest.approx(pm, rel=1e-5)
-    assert duchi_variance(w, epsilon=epsilon) == pytest.approx(duchi_, rel=1e-5)
-    assert PNPM(epsilon=epsilon, bound=1.0)._variance(w) == pytest.approx(pnpm, rel=1e-5)
-
-
 @given(epsilon=st.floats(1e-3, 30), w=st.floats(-1, 1))
 @settings(deadline=None)
 def test_variances_agree_with_the_claims_at_any_budget(epsilon: float, w: float) -> None:
@@ -177,16 +160,6 @@ def test_the_piecewise_window_lies_in_the_support_and_its_density_is_e_to_the_ep
     assert torch.allclose(
         closed.diff(), torch.full((n - 1,), (edge + 1) / n).double(), atol=2 * tiny
     )
-
-
-def test_the_piecewise_window_has_its_probability() -> None:
-    epsilon, v = 1.5, 0.3
-    edge, width, near = piecewise_shape(epsilon)
-    out = released(PMPiecewise(epsilon=epsilon, bound=1.0), v)
-    left = (edge + 1) / 2 * v - width / 2
-    share = float(((out >= left) & (out <= left + width)).double().mean())
-    assert near == pytest.approx(math.exp(0.75) / (math.exp(0.75) + 1))
-    assert abs(share - near) < 5 * math.sqrt(near * (1 - near) / DRAWS)
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
@@ -334,14 +307,6 @@ def test_no_audit_refutes_a_sampled_uploads_claim_or_proof(rounds: int, draws: i
     assert found.eps_audited > 1  # both values are sent
 
 
-def test_sampling_leaves_what_is_sent_for_each_value_as_it_was() -> None:
-    values = torch.linspace(-0.1, 0.1, 50)
-    each = uploaded(PMPiecewise(epsilon=1.0, bound=0.1), values).parts["p"]
-    named = uploaded(PMPiecewise(epsilon=1.0, bound=0.1, dimensions="each"), values).parts["p"]
-    assert each.present is None
-    assert torch.equal(each.values, named.values)
-
-
 # --- LDP-FL ---------------------------------------------------------------------------------
 
 
@@ -367,17 +332,6 @@ def test_sun_is_unbiased_inside_the_range_with_duchis_variance_on_its_radius(
     assert_moments(out, mean=0.25, variance=(0.2 * (e + 1) / (e - 1)) ** 2 - 0.05**2)
     points = torch.tensor([0.2 - 0.2 * (e + 1) / (e - 1), 0.2 + 0.2 * (e + 1) / (e - 1)])
     assert torch.allclose(out.unique(), points.double(), atol=1e-6)
-
-
-def test_suns_plus_probability_is_the_printed_one() -> None:
-    """((w-c)(E-1) + r(E+1)) / (2r(E+1)) at w = 0.25, c = 0.2, r = 0.2."""
-    base = torch.tensor([0.1, 0.3]).repeat(DRAWS // 2)
-    defense = SunAdaptive(epsilon=1.5, slack=2.0, max_radius=1.0)
-    out = uploaded(defense, torch.full((DRAWS,), 0.25) - base, base=base).parts["p"].values
-    e = math.exp(1.5)
-    printed = (0.05 * (e - 1) + 0.2 * (e + 1)) / (2 * 0.2 * (e + 1))
-    share = float((out > 0.2).double().mean())
-    assert abs(share - printed) < 5 * math.sqrt(printed * (1 - printed) / DRAWS)
 
 
 def test_suns_range_does_not_depend_on_the_clients_own_weights() -> None:

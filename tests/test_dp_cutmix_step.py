@@ -15,7 +15,7 @@ from bench.contract.events import Facts
 from bench.contract.messages import SERVER
 from bench.seeding import generator
 from bench.toolkit.patches import patch_map
-from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup, VanillaCutMix
+from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup
 from tests.dp_cutmix_steps import CLASSES, ROSTER, Step, plain, tokens
 
 # --- the step ---------------------------------------------------------------------------------
@@ -46,28 +46,6 @@ def test_private_labels_leave_targets_to_the_clients() -> None:
     (mixture,) = step.mixed
     assert mixture.targets is None
     assert [w for _, w in mixture.members] == pytest.approx([1 / 3] * 3)
-
-
-@pytest.mark.parametrize(
-    "defense",
-    [
-        plain(group=1, clip=1e9),
-        plain(group=1, clip=math.inf),
-        CutMix(patches=6, group=1),
-        VanillaCutMix(positions=9, group=1),
-        Mixup(group=1),
-    ],
-)
-def test_zero_strength_is_the_undefended_protocol_bit_for_bit(defense: Defense) -> None:
-    q = tokens(3, patches=getattr(defense, "patches", None) or 6)
-    step = Step(defense, q)
-    assert len(step.mixed) == 3
-    for (i, value), mixture in zip(q.items(), step.mixed, strict=True):
-        assert torch.equal(mixture.smashed, value)
-        assert mixture.targets is not None
-        assert torch.equal(mixture.targets, step.labels[i])
-        assert mixture.members == [(i, 1.0)]
-        assert step.parts[i].present is None
 
 
 def test_mixup_weighs_smashed_data_and_labels_alike() -> None:

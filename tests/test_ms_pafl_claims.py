@@ -288,13 +288,6 @@ def test_no_check_in_and_no_round_cost_nothing() -> None:
     assert oracle.local_total(p=0.5, q=1.0, epsilon=1.0, rounds=10) == math.inf
 
 
-def test_theorem_2_with_equal_clients_is_corollary_1() -> None:
-    one = oracle.single_round(p=0.3, q=0.2, epsilon=1.0, clients=100)
-    assert oracle.worst_round(p=[0.3] * 100, q=[0.2] * 100, epsilon=1.0) == one
-    mixed = oracle.worst_round(p=[0.3] * 99 + [0.6], q=[0.2] * 100, epsilon=1.0)
-    assert mixed == oracle.single_round(p=0.6, q=0.2, epsilon=1.0, clients=100)
-
-
 def test_a_sampling_rate_never_exceeds_one() -> None:
     for replacement in (False, True):
         rate = theorems.sampling_rate(records=10, draws=60, replacement=replacement)

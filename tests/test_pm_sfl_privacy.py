@@ -132,7 +132,7 @@ def accuracy(federation: Federation, digits: Dataset) -> float:
     return float((logits.argmax(dim=-1) == digits.test_y).float().mean())
 
 
-@pytest.mark.parametrize("settings", [{}, {"variant": "printed"}, {"personal": 0.3}])
+@pytest.mark.parametrize("settings", [{"variant": "printed"}, {"personal": 0.3}])
 def test_two_clients_train_an_mlp_on_digits(digits: Dataset, settings: dict[str, Any]) -> None:
     """Chance is 10 %; the frozen weights stay as they were drawn."""
     defense = PMSFL(lr_scale=5000.0, agreement_rounds=3, growth_rounds=3, **settings)
