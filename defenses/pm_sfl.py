@@ -86,6 +86,7 @@ class PMSFL(Defense):
     """
 
     owns = frozenset({"variables", "aggregate"})
+    strength = None  # masks are drawn: there is no noise to choose
     source = "PM-SFL, Sec. 4, Algorithm 1"
     clip: float = 0.01
     variant: Variant = "corrected"

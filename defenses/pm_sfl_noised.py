@@ -88,7 +88,8 @@ class NoisedPMSFL(PMSFL):
             if self.epsilon is None:
                 raise ValueError(f"epsilon must be > 0 (budget of noise '{self.noise}'), got None.")
             check_number("epsilon", self.budget, f"budget of noise '{self.noise}'", above=0)
-            self.strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
+            by_budget = Strength(setting="epsilon", weak=1e6, strong=0.01)
+            self.strength = by_budget  # type: ignore[assignment]
         check_number("delta", self.delta, above=0, below=1)
         check_number("local_steps", self.local_steps, "R of Theorem 3a", least=1)
         check_number("clip_norm", self.clip_norm, "norm of one sample", above=0)
