@@ -8,44 +8,34 @@ E = e^epsilon throughout. Probabilities are those of float64 uniforms, exact to 
 hold up to epsilon of about 36, beyond which a release cannot be told from a deterministic one.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bench.api import (
-    AdaptiveTwoPoint,
     Client,
     Defense,
     Event,
     Facts,
-    Kind,
     Local,
     Mechanism,
     Message,
     Piecewise,
     RandomisedResponse,
     Round,
-    Server,
     SignPerturbation,
-    State,
     Strength,
-    Summed,
     TwoPoint,
-    as_kind,
 )
-from bench.toolkit.vectors import replace_values, sparse, uniform_like
-from defenses.shuffled import is_split_up, mean_of_split_up, shuffled_epsilon, split_up
+from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.vectors import change_uploads, replace_values, sparse, uniform_like
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
 Target = Literal["update", "gradient", "weights"]
-_CLIENTS = "clients"
-"""Of an attacker's rehearsal: how many clients' mean one of its own stands for."""
+Dimensions = Literal["each", "sampled"]
 
 
 # --- the mechanisms, on [-1, 1] -------------------------------------------------------------
@@ -106,7 +96,8 @@ def sampled_dimensions(epsilon: float, size: int) -> int:
 # --- the defenses ---------------------------------------------------------------------------
 
 
-class _Bounded(Defense):
+@dataclass(kw_only=True, eq=False)
+class BoundedLDP(Defense):
     """Release every value of the upload by itself, with `epsilon` each.
 
     Args:
@@ -117,15 +108,14 @@ class _Bounded(Defense):
 
     strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
 
-    def __init__(self, *, epsilon: float, bound: float, target: Target = "update") -> None:
-        if not 0 < bound < math.inf:
-            raise ValueError(f"bound must be > 0 (largest value of one upload), got {bound}.")
-        if not 0 < epsilon <= 700:
-            raise ValueError(f"epsilon must lie in (0, 700] (budget of one value), got {epsilon}.")
-        if target not in ("update", "gradient", "weights"):
-            raise ValueError(f"target must be update, gradient or weights, got '{target}'.")
-        self.epsilon, self.bound = epsilon, bound
-        self.target: Kind = target
+    epsilon: float
+    bound: float
+    target: Target = "update"
+
+    def __post_init__(self) -> None:
+        check_number("bound", self.bound, "largest value of one upload", above=0)
+        check_number("epsilon", self.epsilon, "budget of one value", above=0, most=700)
+        check_choice("target", self.target, Target)
 
     def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         """v in [-1, 1], float64, to its random unbiased value."""
@@ -139,17 +129,16 @@ class _Bounded(Defense):
         return 0.0, self.bound
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        out = []
-        for message in messages:
-            plain = as_kind(message, self.target, base=local.broadcast, lr=local.lr)
+        def released(plain: Message) -> Message:
             values = {}
             for name, part in plain.parts.items():
                 centre, radius = self._range(local.broadcast[name])
                 v = ((part.values.double() - centre) / radius).clamp(-1, 1).nan_to_num(nan=0.0)
-                released = self._release(v, client.rng["defense"])
-                values[name] = (centre + radius * released).to(part.values)
-            out.append(replace_values(plain, values))
-        return out
+                drawn = self._release(v, client.rng["defense"])
+                values[name] = (centre + radius * drawn).to(part.values)
+            return replace_values(plain, values)
+
+        return change_uploads(messages, self.target, local, released)
 
     @property
     def noise_std(self) -> float:
@@ -184,7 +173,7 @@ class _Bounded(Defense):
         }
 
 
-class Duchi(_Bounded):
+class Duchi(BoundedLDP):
     """Two-point mechanism on every value clipped to [-bound, bound].
 
     Even for large epsilon a value is rounded at random to one of the ends.
@@ -203,7 +192,8 @@ class Duchi(_Bounded):
         return (TwoPoint(of=self.target, epsilon=self.epsilon, radius=self.bound),)
 
 
-class PMPiecewise(_Bounded):
+@dataclass(kw_only=True, eq=False)
+class PMPiecewise(BoundedLDP):
     """Piecewise mechanism (PM) on values clipped to [-bound, bound].
 
     Args:
@@ -219,24 +209,16 @@ class PMPiecewise(_Bounded):
     """
 
     source = "Wang et al., arXiv:1907.00782, Algorithms 2 and 4"
+    dimensions: Dimensions = "each"
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        bound: float,
-        target: Target = "update",
-        dimensions: Literal["each", "sampled"] = "each",
-    ) -> None:
-        super().__init__(epsilon=epsilon, bound=bound, target=target)
-        if dimensions not in ("each", "sampled"):
-            raise ValueError(f"dimensions must be each or sampled, got '{dimensions}'.")
-        if dimensions == "sampled" and target == "weights":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("dimensions", self.dimensions, Dimensions)
+        if self.dimensions == "sampled" and self.target == "weights":
             raise ValueError(
                 "target must be update or gradient with dimensions = 'sampled', got 'weights': "
                 "nearly all weights would be sent as 0."
             )
-        self.dimensions = dimensions
 
     def _samples(self, size: int) -> int:
         """How many of so many values are sent."""
@@ -246,8 +228,7 @@ class PMPiecewise(_Bounded):
         if self.dimensions == "each":
             return super().upload(messages, local, client)
         rng = client.rng["defense"]
-        plain = [as_kind(m, self.target, base=local.broadcast, lr=local.lr) for m in messages]
-        return [self._sampled(m, rng) for m in plain]
+        return change_uploads(messages, self.target, local, lambda m: self._sampled(m, rng))
 
     def _sampled(self, plain: Message, rng: torch.Generator) -> Message:
         """Algorithm 4. Its zeros are told by where they are alone."""
@@ -329,7 +310,7 @@ class PMPiecewise(_Bounded):
         }
 
 
-class PNPM(_Bounded):
+class PNPM(BoundedLDP):
     """PNPM as SPM-FL quotes it: random sign and magnitude factor with the variance it prints.
 
     From SPM-FL: the variance 4 (E + 1/3) / (E-1)^2 w^2 (Appendix, proof of Lemma 1) and that the
@@ -362,106 +343,3 @@ class PNPM(_Bounded):
         constants = super().constants(facts)
         at_bound = self.bound * math.sqrt(self._variance(1.0))
         return {**constants, "noise_std": at_bound, "magnitude": "no DP"}
-
-
-class SunAdaptive(Duchi):
-    """LDP-FL: Duchi's mechanism on the weights, in a range of its own for each tensor.
-
-    w in [c-r, c+r] becomes c +- r (E+1)/(E-1), with the plus sign with probability
-    ((w-c)(E-1) + r(E+1)) / (2r(E+1)).
-
-    Args:
-        epsilon: Budget of one value, in (0, 700].
-        slack: Radius over the largest distance of a broadcast weight from the tensor's mean,
-            > 0; at 1 a weight that training moves outwards from the edge is clipped back to it.
-        floor: Least radius, > 0; a tensor of equal values, e.g. fresh biases, has no spread.
-        max_radius: Largest radius, >= floor; without it every round's noise widens the next
-            one's range by (E+1)/(E-1), so that training diverges.
-        shuffled: Whether clients split their upload and send every value by itself through a
-            shuffler, as LDP-FL has it: the server reads per coordinate how many clients sent the
-            upper of the two values, and not which.
-
-    Departures. LDP-FL's c and r are set per layer and public, how is left to experience; here
-    they follow the broadcast weights (slack, floor and max_radius are ours), since a range from
-    a client's own weights would tell of them unprotected. The broadcast is what the server
-    already has, so c and r cost no privacy. Clipping biases weights outside of the range towards
-    the centre, by their distance from it. Where values are shuffled, it is taken for granted that
-    they are, by a shuffler that tells nothing; LDP-FL has each sent after a random delay.
-    Source: Sun, Qian, Chen, "LDP-FL", IJCAI 2021, arXiv:2007.15789.
-    """
-
-    source = "Sun, Qian, Chen, arXiv:2007.15789"
-
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        slack: float = 1.5,
-        floor: float = 0.01,
-        max_radius: float = 0.1,
-        shuffled: bool = False,
-    ) -> None:
-        if not 0 < slack < math.inf:
-            raise ValueError(
-                f"slack must be > 0 (radius over the spread of the broadcast), got {slack}."
-            )
-        if not 0 < floor < math.inf:
-            raise ValueError(f"floor must be > 0 (least radius), got {floor}.")
-        if not floor <= max_radius < math.inf:
-            raise ValueError(f"max_radius must be finite and >= floor={floor}, got {max_radius}.")
-        super().__init__(epsilon=epsilon, bound=max_radius, target="weights")
-        self.slack, self.floor, self.shuffled = slack, floor, shuffled
-        if shuffled:
-            self.only_sums, self.owns = True, frozenset({"aggregate"})
-
-    def _range(self, broadcast: Tensor) -> tuple[float, float]:
-        return self.mechanisms()[0].interval(broadcast)
-
-    def mechanisms(self) -> tuple[AdaptiveTwoPoint]:
-        told = AdaptiveTwoPoint(
-            of=self.target,
-            epsilon=self.epsilon,
-            radius=self.bound,
-            slack=self.slack,
-            floor=self.floor,
-        )
-        return (told,)
-
-    # --- splitting and shuffling --------------------------------------------------------------
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        if not self.shuffled:
-            return super().upload(messages, local, client)
-        released = [super().upload(messages, local, client)]
-        if _CLIENTS not in client.plan:
-            return [split_up(m) for m in released[0]]
-        while len(released) < client.plan[_CLIENTS]:
-            released.append(super().upload(messages, local, client))
-        return [_mean(same) for same in zip(*released, strict=True)]
-
-    def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """An attacker rehearses the mean with one client, in the place of as many as sent."""
-        count = sum(map(is_split_up, messages))
-        return ({_CLIENTS: count},) if self.shuffled and count else ()
-
-    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        return mean_of_split_up(server, messages) if self.shuffled else None
-
-    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Shuffled: all counts of a round depend on a record, so that they compose as before."""
-        summed = (Summed(what="the clients' perturbed values"),) if self.shuffled else ()
-        return (*super().guarantee(facts), *summed)
-
-    def constants(self, facts: Facts) -> dict[str, float | str]:
-        """Shuffled: with what Theorem 3.1 of Feldman et al. proves for one value."""
-        found = super().constants(facts)
-        if self.shuffled:
-            found["eps_one_value_shuffled"] = shuffled_epsilon(
-                self.epsilon, clients=facts.sampled, delta=facts.delta
-            )
-        return found
-
-
-def _mean(same: Sequence[Message]) -> Message:
-    """The mean of several releases of one upload."""
-    values = {n: torch.stack([m.parts[n].values for m in same]).mean(dim=0) for n in same[0].parts}
-    return replace_values(same[0], values)

@@ -1,7 +1,7 @@
-"""DP-CutMixSL without noise, and the rivals of its Table 1: CutMix by boxes, Cutout, Mixup.
+"""DP-CutMixSL's rivals: DP-SL and DP-MixSL with noise, CutMix, Cutout and Mixup without.
 
-Nothing is clipped or noised, so nothing is proven for them: the server sees every upload before it
-is mixed, and the masks.
+Where nothing is clipped or noised, nothing is proven: the server sees every upload before it is
+mixed, and the masks.
 """
 
 from __future__ import annotations
@@ -10,36 +10,90 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
-from bench.api import Client, Facts, Message, Mixture, Part
+from bench.api import Client, Facts, Message, Mixture, Part, Party, Strength
 from bench.toolkit.patches import count_positions
 from defenses.dp_cutmix import DPCutMix
-from defenses.dp_cutmix_rivals import DPMixSL
-from defenses.mixer import Deal, Mixing, box_side, deal_boxes
+from defenses.mixer import (
+    MIXER,
+    RATIOS,
+    Deal,
+    GroupMixing,
+    Mixer,
+    Mixing,
+    box_side,
+    deal_boxes,
+    deal_ratios,
+    mixtures,
+)
+from defenses.noised_smashed import NoisedSmashed
+
+_NO_NOISE: dict[str, Any] = {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
+
+
+class DPSL(NoisedSmashed):
+    """Clip smashed data, noise it and the labels; no mixing. Settings: see `NoisedSmashed`.
+
+    Source: DP-CutMixSL, Eqs. 4, 8, 9.
+    """
+
+    strength = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
+    source = "DP-CutMixSL, Appendix B.1 (DP-SL)"
+
+    def bound(self, *, smashed: float, label: float) -> float:
+        return (smashed + label) / 2
+
+
+class DPMixSL(GroupMixing):
+    """Noise on smashed data and labels; the server mixes a group's by Mixup.
+
+    Eq. 5's amplification does not hold against the server, which sees every upload before mixing,
+    nor for the mixture, whose noise is scaled with it.
+
+    Args:
+        group: Clients mixed together.
+        clip: See `NoisedSmashed`, as smashed_std, label_std, low and smashed_size.
+        mixing: "uniform" lambda = 1 / group, or "dirichlet" with concentration alpha.
+        alpha: See `mixing`.
+
+    Source: DP-CutMixSL, Eqs. 5, 15.
+    """
+
+    strength = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
+    source = "DP-CutMixSL, Appendix B.2 (DP-MixSL)"
+
+    def third_parties(self, seed: int) -> Mapping[str, Party]:
+        deal = partial(deal_ratios, mixing=self.mixing, alpha=self.alpha)
+        return {MIXER: Mixer(seed=seed, group=self.group, kind=RATIOS, deal=deal)}
+
+    def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
+        """Eq. 15: lambda_i s_i."""
+        return mixtures(uploads, heard, kind=RATIOS, share=lambda smashed, ratio: ratio * smashed)
+
+    def bound(self, *, smashed: float, label: float) -> float:
+        return (1 / self.group) ** 2 * (smashed + label) / 2
+
+    def mixed_noises(self) -> float:
+        """E[sum lambda_i^2]."""
+        if self.mixing == "uniform":
+            return 1 / self.group
+        return (self.alpha + 1) / (self.group * self.alpha + 1)
 
 
 class CutMix(DPCutMix):
     """DP-CutMixSL without clip and noise: CutMixSL. Settings: see `DPCutMix`."""
 
-    zero_strength = MappingProxyType({"group": 1})
-
-    strength = None  # it adds no noise
+    zero_strength = MappingProxyType[str, Any]({"group": 1})
+    strength = None  # type: ignore[assignment]  # it adds no noise
     source = "DP-CutMixSL, Sec. 2 (CutMixSL)"
 
     def __init__(
         self, *, patches: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
     ) -> None:
-        super().__init__(
-            patches=patches,
-            group=group,
-            mixing=mixing,
-            alpha=alpha,
-            clip=math.inf,
-            smashed_std=0.0,
-            label_std=0.0,
-        )
+        super().__init__(patches=patches, group=group, mixing=mixing, alpha=alpha, **_NO_NOISE)
 
 
 class VanillaCutMix(CutMix):
@@ -61,7 +115,6 @@ class VanillaCutMix(CutMix):
     """
 
     source = "DP-CutMixSL, Table 1 (SL w. Vanilla CutMix), after Yun et al. 2019"
-    dealt = "positions"
 
     def __init__(
         self, *, positions: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
@@ -110,12 +163,9 @@ class Cutout(CutMix):
 class Mixup(DPMixSL):
     """DP-MixSL without clip and noise. Settings: see `DPMixSL`."""
 
-    zero_strength = MappingProxyType({"group": 1})
-
-    strength = None  # it adds no noise
+    zero_strength = MappingProxyType[str, Any]({"group": 1})
+    strength = None  # type: ignore[assignment]  # it adds no noise
     source = "DP-CutMixSL, Table 1 (SL w. Mixup), after Zhang et al. 2017"
 
     def __init__(self, *, group: int, mixing: Mixing = "uniform", alpha: float = 1.0) -> None:
-        super().__init__(
-            group=group, mixing=mixing, alpha=alpha, clip=math.inf, smashed_std=0.0, label_std=0.0
-        )
+        super().__init__(group=group, mixing=mixing, alpha=alpha, **_NO_NOISE)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad
 
 from bench.api import Defense, Event, Facts, Loss, NetworkView, State, Unprotected
+from bench.toolkit.settings import check_number
 from bench.toolkit.vectors import uniform_like
 
 _EXIT = "exit"
@@ -38,9 +39,8 @@ class DepthFL(Defense):
     source = "Kim et al., ICLR 2023 (DepthFL)"
 
     def __init__(self, *, weight: float = 1.0, distillation: float = 1.0) -> None:
-        for name, value in (("weight", weight), ("distillation", distillation)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be >= 0 and finite (of local losses), got {value}.")
+        check_number("weight", weight, "of local losses", least=0)
+        check_number("distillation", distillation, "of divergences", least=0)
         self.weight, self.distillation = weight, distillation
 
     def extra_parameters(

@@ -3,7 +3,7 @@
 Per step a mixer deals the N patches of a group to its clients, each patch to one of them. Client
 i clips its smashed data s_i to [0, Delta], keeps its own patches, adds noise (Eq. 1) and noises
 its label (Eq. 2); the server sums the group's uploads and weighs the labels with lambda_i
-(Eq. 3). The paper's rivals with noise are in `dp_cutmix_rivals.py`, those without in `cutmix.py`;
+(Eq. 3). The rivals of its Table 1 are in `cutmix.py`;
 clip, noise and ledger, which they share, are in `noised_smashed.py`.
 
 Where the paper contradicts itself or is silent: noise goes on all values as in Eq. 1 and Alg. 1
@@ -13,20 +13,23 @@ remainder, and lambda_i in the labels is the share of patches that client i real
 data is clipped, which the paper assumes away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bench.api import Client, Facts, FloatOrInf, Message, Mixture, Part, Party, Stage, Strength
+from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage, Strength
 from bench.toolkit.patches import patch_map
-from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, Mixing, deal_patches, mixtures
+from bench.toolkit.settings import check_choice, check_number
+from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, deal_patches, mixtures
+
+Noise = Literal["eq1", "b3"]
 
 
+@dataclass(kw_only=True, eq=False)
 class DPCutMix(GroupMixing):
     """Patch masks from a mixer, noise on smashed data and labels, sum at the server.
 
@@ -49,36 +52,16 @@ class DPCutMix(GroupMixing):
     Source: DP-CutMixSL, Algorithm 1, Eqs. 1-3.
     """
 
-    strength: Strength | None = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
+    strength = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Algorithm 1"
+    patches: int
+    noise: Noise = "eq1"
 
-    def __init__(
-        self,
-        *,
-        patches: int,
-        group: int,
-        clip: FloatOrInf,
-        smashed_std: float,
-        label_std: float,
-        low: float = 0.0,
-        noise: Literal["eq1", "b3"] = "eq1",
-        mixing: Mixing = "uniform",
-        alpha: float = 1.0,
-        smashed_size: int | None = None,
-    ) -> None:
-        if patches < 1:
-            raise ValueError(f"patches must be >= 1 (of one sample's smashed data), got {patches}.")
-        if noise not in ("eq1", "b3"):
-            raise ValueError(f"noise must be eq1 (on all values) or b3 (masked), got '{noise}'.")
-        self.patches, self.noise = patches, noise
-        super().__init__(
-            clip=clip,
-            low=low,
-            smashed_std=smashed_std,
-            label_std=label_std,
-            smashed_size=smashed_size,
-        )
-        self.mixes(group=group, mixing=mixing, alpha=alpha, most=patches)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("patches", self.patches, "of one sample's smashed data", least=1)
+        check_number("group", self.group, "a patch for each client", least=1, most=self.patches)
+        check_choice("noise", self.noise, Noise)
 
     @property
     def variant(self) -> str:
@@ -102,8 +85,6 @@ class DPCutMix(GroupMixing):
     def smashed(self, q: Tensor, client: Client) -> Part:
         """Eq. 1: M_i * s_i + N_s. Without noise elsewhere, only the client's own patches are on
         the wire: the server has the masks."""
-        if PATCHES not in client.plan:
-            raise ValueError(f"client '{client.id}' heard of no patches from the mixer this step.")
         own = patch_map(client.plan[PATCHES], q)
         masked = torch.where(own, self.clipped(q), 0.0)
         noised = self.noised(masked, client)

@@ -6,6 +6,7 @@ import math
 
 from bench.api import Facts
 from bench.privacy.ledger import subsampled_gaussian_epsilon
+from bench.toolkit.settings import check_number
 from defenses.noise import GaussianUpdate
 
 
@@ -28,8 +29,7 @@ class DPFedAvg(GaussianUpdate):
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float, shared_by: int = 1) -> None:
         super().__init__(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-        if not shared_by >= 1:
-            raise ValueError(f"shared_by must be >= 1 (clients of a round), got {shared_by}.")
+        check_number("shared_by", shared_by, "clients of a round", least=1)
         self.shared_by = shared_by
 
     @property

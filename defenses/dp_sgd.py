@@ -22,6 +22,7 @@ from bench.api import (
 )
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
+from bench.toolkit.settings import check_number
 from bench.toolkit.vectors import gaussian_like
 
 _NOISE = "noise."
@@ -48,16 +49,8 @@ class DPSGD(Defense):
     zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        if not 0 <= noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be >= 0 and finite (noise over clip_norm), "
-                f"got {noise_multiplier}."
-            )
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm must be > 0 and finite (L2 norm of one sample's gradient), "
-                f"got {clip_norm}."
-            )
+        check_number("noise_multiplier", noise_multiplier, "noise over clip_norm", least=0)
+        check_number("clip_norm", clip_norm, "L2 norm of one sample's gradient", above=0)
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
 
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:

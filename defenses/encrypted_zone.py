@@ -11,10 +11,8 @@ two consecutive models, whose difference would tell it.
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,24 +28,21 @@ from bench.api import (
     Defense,
     Local,
     Message,
-    ModelFormer,
     Part,
     Party,
     Sealed,
     Server,
     Stage,
     State,
-    as_kind,
 )
-from bench.toolkit.vectors import showing
+from bench.toolkit.settings import check_choice
+from bench.toolkit.vectors import change_uploads, showing
 from defenses import ckks
 
 KEY_SERVER = "key_server"
 MASK, CIPHERTEXT = "mask", "ciphertext"
 _PUBLIC_KEY, _OPEN, _SUM = "public_key", "open", "sum"
 _KEY, MINE = "encrypted_zone.key", "encrypted_zone.mask"
-_SPREAD = 200_000
-"""Values from which a round's encryption (some 0.7 microseconds each) is worth more processes."""
 Masks = Mapping[str, Tensor]
 GAIN = 64.0
 """What values are multiplied by before they are encrypted: updates are far below 1, the
@@ -115,6 +110,7 @@ class KeyHolder(Party):
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class EncryptedZone(Defense):
     """Base: clients agree on coordinates to encrypt (`agree`) from the masks that each proposes
     (`propose`) in plain sight, and `protect` their updates.
@@ -127,12 +123,10 @@ class EncryptedZone(Defense):
     """
 
     owns = frozenset({"aggregate"})
-    forms_model: ModelFormer = "clients"
+    parameters: str = "additive"
 
-    def __init__(self, *, parameters: str = "additive") -> None:
-        if parameters not in ("additive", "standard"):
-            raise ValueError(f"parameters must be additive or standard, got '{parameters}'.")
-        self.parameters = parameters
+    def __post_init__(self) -> None:
+        check_choice("parameters", self.parameters, Literal["additive", "standard"])
 
     # --- what a subclass says -------------------------------------------------------------------
     def propose(self, client: Client, local: Local) -> Masks:
@@ -171,19 +165,18 @@ class EncryptedZone(Defense):
                 client.memory[_KEY] = message.sealed[_PUBLIC_KEY].box
         if when != "upload" or "pinned" in client.plan:
             return
-        masks = _in_order({**_masks(heard), client.id: client.memory[MINE]})
+        masks = _proposals(heard, {client.id: client.memory[MINE]})
         client.plan["encrypted"] = self.agree(masks)
         client.plan["company"] = len(masks)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        return [
-            self.protect(self.update(m, local), client) if m.kind in UPLOAD_KINDS else m
-            for m in messages
-        ]
+        return change_uploads(
+            messages, "update", local, lambda m: self.protect(self.measured(m, local), client)
+        )
 
-    def update(self, message: Message, local: Local) -> Message:
+    def measured(self, update: Message, local: Local) -> Message:
         """The update that is protected and sent."""
-        return as_kind(message, "update", base=local.broadcast, lr=local.lr)
+        return update
 
     def protect(self, update: Message, client: Client) -> Message:
         """What of an update is sent: the encrypted zone sealed, all else as it is."""
@@ -218,19 +211,12 @@ class EncryptedZone(Defense):
         return Sealed(n_bytes=0, covers=covers, box=plain)
 
     def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
-        """Encrypt what the clients sealed, all at once."""
-        waiting = [
-            m.sealed[CIPHERTEXT].box
-            for messages in uploads.values()
-            for m in messages
-            if CIPHERTEXT in m.sealed
-        ]
-        boxes = iter(_encrypted([b for b in waiting if isinstance(b, _Plain)]))
-        return {c: [_boxed(m, boxes) for m in messages] for c, messages in uploads.items()}
+        """Encrypt what the clients sealed."""
+        return {c: [_boxed(m) for m in messages] for c, messages in uploads.items()}
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """The zone that was agreed, and every client's mask."""
-        masks = _in_order(_masks(messages))
+        masks = _proposals(messages)
         if not masks:
             return ()
         shared = {"encrypted": self.agree(masks), "company": len(masks), "pinned": True}
@@ -292,24 +278,12 @@ class EncryptedZone(Defense):
         return dict(zip(covers, pieces, strict=True))
 
 
-def _encrypted(plain: Sequence[_Plain]) -> list[list[bytes]]:
-    """Ciphertexts of vectors under one key, on all cores where there is much to do; a daemonic
-    worker process, one of several already, may have no processes of its own."""
-    if not plain:
-        return []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    few = sum(len(p.values) for p in plain) < _SPREAD
-    alone = few or multiprocessing.current_process().daemon
-    processes = 1 if alone else min(cores or 1, len(plain))
-    return ckks.encrypt_all([p.values for p in plain], plain[0].key, processes=processes)
-
-
-def _boxed(message: Message, boxes: Iterator[list[bytes]]) -> Message:
-    """The message with its plain vector replaced by the next ciphertexts."""
+def _boxed(message: Message) -> Message:
+    """The message with its plain vector replaced by ciphertexts."""
     sealed = message.sealed.get(CIPHERTEXT)
     if sealed is None or not isinstance(sealed.box, _Plain):
         return message
-    box = next(boxes)
+    box = ckks.encrypt(sealed.box.values, sealed.box.key)
     done = replace(sealed, n_bytes=sum(map(len, box)), box=box)
     return replace(message, sealed={**message.sealed, CIPHERTEXT: done})
 
@@ -326,11 +300,8 @@ def _within(values: Tensor, parameters: ckks.Parameters, clients: int) -> Tensor
     return rows.flatten()[: len(values)]
 
 
-def _masks(messages: Sequence[Message]) -> dict[str, Masks]:
-    """What was proposed, by sender."""
-    return {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
-
-
-def _in_order(masks: Mapping[str, Masks]) -> list[Masks]:
-    """The same order for every client, since what is agreed may depend on it."""
-    return [masks[sender] for sender in sorted(masks)]
+def _proposals(messages: Sequence[Message], own: Mapping[str, Masks] | None = None) -> list[Masks]:
+    """What was proposed, and by a client itself, in the order of the clients' names: what is agreed
+    may depend on it."""
+    sent = {m.sender: {n: p.values for n, p in m.parts.items()} for m in messages if m.kind == MASK}
+    return [mask for _, mask in sorted({**sent, **(own or {})}.items())]

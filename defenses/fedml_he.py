@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.toolkit.per_sample import per_sample_gradients
+from bench.toolkit.settings import check_number
 from defenses import ckks
 from defenses.encrypted_zone import CIPHERTEXT, KEY_SERVER, MASK, EncryptedZone, KeyHolder, Masks
 
@@ -88,6 +90,7 @@ class MapHolder(KeyHolder):
         return Message(kind=MASK, sender=KEY_SERVER, receiver=EVERYONE, round=round, parts=parts)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedMLHE(EncryptedZone):
     """Encrypts a common mask of the parameters most sensitive to the labels, no others.
 
@@ -105,14 +108,14 @@ class FedMLHE(EncryptedZone):
     Source: Jin et al., arXiv:2303.10837, Sec. 2.4.
     """
 
+    forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Jin et al., arXiv:2303.10837 (FedML-HE)"
+    share: float = 0.1
 
-    def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:
-        super().__init__(parameters=parameters)
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must lie in [0, 1] (of parameters, encrypted), got {share}.")
-        self.share = share
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("share", self.share, "of parameters, encrypted", least=0, most=1)
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         return {KEY_SERVER: MapHolder(self._ckks, self.share)}

@@ -18,6 +18,7 @@ from bench.api import (
     Unprotected,
     Withheld,
 )
+from bench.toolkit.settings import check_number
 from bench.toolkit.vectors import showing
 
 _HEAD = "head"
@@ -49,10 +50,8 @@ class LGFedAvg(Defense):
                 raise ValueError(
                     f"keep must name stages below the head, separated by commas, got '{keep}'."
                 )
-        elif not 0 < keep <= 1:
-            raise ValueError(
-                f"keep must lie in (0, 1] (share of the stages below the head), got {keep}."
-            )
+        else:
+            check_number("keep", keep, "share of the stages below the head", above=0, most=1)
         self.keep = keep
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:

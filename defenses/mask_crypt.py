@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bench.api import Client, Encrypted, Event, Facts, Local, Part, Strength, Unprotected
+from bench.toolkit.settings import check_number
 from defenses.encrypted_zone import EncryptedZone, Masks
 from defenses.fedml_he import largest, ranks
 
 
+@dataclass(kw_only=True, eq=False)
 class MaskCrypt(EncryptedZone):
     """Encrypts the parameters that the clients' priority lists name first, no others.
 
@@ -27,14 +30,14 @@ class MaskCrypt(EncryptedZone):
     Source: Hu, Li, MaskCrypt, IEEE TDSC 2024 (gradient-guided mask selection, mask consensus).
     """
 
+    forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Hu, Li 2024 (MaskCrypt)"
+    share: float = 0.1
 
-    def __init__(self, *, share: float = 0.1, parameters: str = "additive") -> None:
-        super().__init__(parameters=parameters)
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must lie in [0, 1] (of parameters, encrypted), got {share}.")
-        self.share = share
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("share", self.share, "of parameters, encrypted", least=0, most=1)
 
     def propose(self, client: Client, local: Local) -> Masks:
         priority = {

@@ -4,19 +4,19 @@ Three ways to deal: ratios (Mixup), random patches (DP-CutMixSL), and boxes (Cut
 have it). Each gives one row per client of a group, and the rows add up to one everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
 from bench.api import SERVER, Facts, Message, Mixture, Part, Party, Stage
+from bench.toolkit.settings import check_choice, check_number
 from defenses.noised_smashed import NoisedSmashed
 
 Mixing = Literal["uniform", "dirichlet"]
@@ -25,10 +25,9 @@ PATCHES: Final = "patches"
 RATIOS: Final = "ratios"
 
 
-class Deal(Protocol):
-    """Draws one row per client of a group: ratios [clients], or masks bool [clients, patches]."""
-
-    def __call__(self, clients: int, *, rng: torch.Generator) -> Tensor: ...
+Deal = Callable[..., Tensor]
+"""Draws one row per client of a group from `clients` and `rng`: ratios [clients], or masks bool
+[clients, patches]."""
 
 
 # --- dealing --------------------------------------------------------------------------------
@@ -202,37 +201,30 @@ def _sent(part: Part) -> Tensor:
     return torch.where(part.present, part.values, 0.0)
 
 
+@dataclass(kw_only=True, eq=False)
 class GroupMixing(NoisedSmashed):
-    """Base of defenses that mix a group's noised smashed data into one batch of the server."""
+    """Base of defenses that mix a group's noised smashed data into one batch of the server.
+
+    Args:
+        group: Clients mixed together.
+        mixing: `uniform`, or `dirichlet` with concentration alpha.
+        alpha: In [0.01, 1e6].
+    """
 
     owns = frozenset({"mix"})
-    zero_strength = MappingProxyType(
+    zero_strength = MappingProxyType[str, Any](
         {"group": 1, "clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
     )
-    dealt = "patches"
-    """What masks are dealt over; the setting that counts it."""
+    group: int
+    mixing: Mixing = "uniform"
+    alpha: float = 1.0
 
-    def mixes(self, *, group: int, mixing: Mixing, alpha: float, most: int | None = None) -> None:
-        """Checks and keeps the settings of mixing.
-
-        Args:
-            group: Clients mixed together.
-            mixing: `uniform`, or `dirichlet` with concentration alpha.
-            alpha: In [0.01, 1e6].
-            most: Largest group, that of one patch (`dealt`) each; None: any.
-        """
-        if group < 1 or (most is not None and group > most):
-            limit = "" if most is None else f" and <= {self.dealt} ({most})"
-            raise ValueError(f"group must be >= 1{limit} (clients mixed together), got {group}.")
-        if mixing not in ("uniform", "dirichlet"):
-            raise ValueError(f"mixing must be uniform or dirichlet, got '{mixing}'.")
-        if not 0.01 <= alpha <= 1e6:
-            raise ValueError(
-                f"alpha must lie in [0.01, 1e6] (concentration of dirichlet mixing), got {alpha}."
-            )
-        self.group: int = group
-        self.mixing: Mixing = mixing
-        self.alpha = alpha
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("group", self.group, "clients mixed together", least=1)
+        check_choice("mixing", self.mixing, Mixing)
+        meaning = "concentration of dirichlet mixing"
+        check_number("alpha", self.alpha, meaning, least=0.01, most=10**6)
 
     @property
     def together(self) -> int:  # type: ignore[override]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -37,17 +38,19 @@ from bench.api import (
     State,
     Strength,
     Withheld,
-    as_kind,
 )
 from bench.privacy.gaussian import classic_gaussian_std, exact_gaussian_epsilon, gaussian_std
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.vectors import clip, gaussian_like, replace_values, showing
+from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.vectors import change_uploads, clip, gaussian_like, replace_values, showing
 from defenses import ms_pafl_theorems as theorems
 
+Noise = Literal["lemma1", "analytic"]
 Sampling = Literal["wor", "wr"]
 _ROUND, _QUEUE = "ms_pafl.round", "ms_pafl.queue"
 
 
+@dataclass(kw_only=True, eq=False)
 class MSPAFL(Defense):
     """Check-in, subsampling, and noise on the public parameters alone.
 
@@ -74,55 +77,38 @@ class MSPAFL(Defense):
     owns = frozenset({"joins", "batch"})
     strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
     source = "MS-PAFL, Algorithm 1"
+    epsilon: float
+    delta: float = 1e-4
+    noise: Noise = "lemma1"
+    clip_norm: float = 1.0
+    check_in: float | str = 0.5
+    sampling: Sampling = "wor"
+    private: float | str = 0.5
+    nu_clients: int = 0
+    beta: float = 0.25
+    delta_tilde: float = 1e-4
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        delta: float = 1e-4,
-        noise: Literal["lemma1", "analytic"] = "lemma1",
-        clip_norm: float = 1.0,
-        check_in: float | str = 0.5,
-        sampling: Sampling = "wor",
-        private: float | str = 0.5,
-        nu_clients: int = 0,
-        beta: float = 0.25,
-        delta_tilde: float = 1e-4,
-    ) -> None:
-        if not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon must be > 0 (budget of one upload), got {epsilon}.")
-        for name, value in (("delta", delta), ("delta_tilde", delta_tilde)):
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {value}.")
-        if noise not in ("lemma1", "analytic"):
-            raise ValueError(f"noise must be lemma1 or analytic, got '{noise}'.")
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm must be > 0 and finite (L2 norm of the public weights), "
-                f"got {clip_norm}."
-            )
-        if sampling not in ("wor", "wr"):
-            raise ValueError(f"sampling must be wor or wr, got '{sampling}'.")
-        if not isinstance(private, str) and not 0 <= private <= 1:
-            raise ValueError(f"private must lie in [0, 1] (share of parameters), got {private}.")
-        if nu_clients < 0:
-            raise ValueError(f"nu_clients must be >= 0 (N of Eq. 17), got {nu_clients}.")
-        if not beta > 0:
-            raise ValueError(f"beta must be > 0 (Theorem 2), got {beta}.")
-        self.epsilon, self.delta, self.noise = epsilon, delta, noise
-        self.clip_norm, self.check_in, self.sampling = clip_norm, check_in, sampling
-        self.private, self.nu_clients = private, nu_clients
-        self.beta, self.delta_tilde = beta, delta_tilde
-        self.table = check_in_table(check_in)
-        if nu_clients:
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, "budget of one upload", above=0)
+        check_number("delta", self.delta, above=0, below=1)
+        check_number("delta_tilde", self.delta_tilde, above=0, below=1)
+        check_choice("noise", self.noise, Noise)
+        check_number("clip_norm", self.clip_norm, "L2 norm of the public weights", above=0)
+        check_choice("sampling", self.sampling, Sampling)
+        if not isinstance(self.private, str):
+            check_number("private", self.private, "share of parameters", least=0, most=1)
+        check_number("nu_clients", self.nu_clients, "N of Eq. 17", least=0)
+        check_number("beta", self.beta, "Theorem 2", above=0)
+        self.table = check_in_table(self.check_in)
+        if self.nu_clients:
             self.owns = self.owns | {"aggregate"}
         exact = self.local_epsilon
-        if noise == "lemma1" and exact > epsilon:
+        if self.noise == "lemma1" and exact > self.epsilon:
             warnings.warn(
-                f"epsilon {epsilon:g} is beyond Lemma 1, which is proven up to 1: its noise of std "
-                f'{self.std:.4g} gives epsilon {exact:.4g}; noise = "analytic", of std '
-                f"{self._std('analytic'):.4g}, keeps {epsilon:g}.",
-                stacklevel=2,
+                f"epsilon {self.epsilon:g} is beyond Lemma 1, which is proven up to 1: its noise "
+                f'of std {self.std:.4g} gives epsilon {exact:.4g}; noise = "analytic", of std '
+                f"{self._std('analytic'):.4g}, keeps {self.epsilon:g}.",
+                stacklevel=3,
             )
 
     def _std(self, noise: str) -> float:
@@ -172,15 +158,10 @@ class MSPAFL(Defense):
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         kept = private_coordinates(local.broadcast, self.private)
-        return [
-            self._publish(m, kept, local, client) if m.kind in UPLOAD_KINDS else m for m in messages
-        ]
+        return change_uploads(messages, "weights", local, lambda m: self._publish(m, kept, client))
 
-    def _publish(
-        self, message: Message, kept: Mapping[str, Tensor], local: Local, client: Client
-    ) -> Message:
+    def _publish(self, weights: Message, kept: Mapping[str, Tensor], client: Client) -> Message:
         """The public half, clipped as weights (Eq. 15) and noised (Eq. 16)."""
-        weights = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
         public = {n: showing(p, ~kept[n]) for n, p in weights.parts.items()}
         if not any(bool(p.presence().any()) for p in public.values()):
             return weights.with_parts(public)
@@ -293,8 +274,7 @@ def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:
                 f"got '{text}'."
             ) from None
         for value in values:
-            if not 0 <= value <= 1:
-                raise ValueError(f"check_in must lie in [0, 1] (probabilities), got {value}.")
+            check_number("check_in", value, "probabilities", least=0, most=1)
         rows.append(values)
     return tuple(rows)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +21,10 @@ from bench.api import (
     Mechanism,
     Message,
     Strength,
-    as_kind,
 )
 from bench.privacy.ledger import gaussian_epsilon
-from bench.toolkit.vectors import clip, gaussian_like, laplace_like, replace_values
+from bench.toolkit.settings import check_number
+from bench.toolkit.vectors import change_uploads, clip, gaussian_like, laplace_like, replace_values
 
 
 class _ClippedNoise(Defense):
@@ -40,21 +37,12 @@ class _ClippedNoise(Defense):
 
     order = 2
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
-    zero_strength: Mapping[str, Any] | None = MappingProxyType(
-        {"noise_multiplier": 0.0, "clip_norm": 1e9}
-    )
+    zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 
     def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        if not 0 <= noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be >= 0 and finite (noise over clip_norm), "
-                f"got {noise_multiplier}."
-            )
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm must be > 0 and finite (L{self.order} norm of one client's update), "
-                f"got {clip_norm}."
-            )
+        check_number("noise_multiplier", noise_multiplier, "noise over clip_norm", least=0)
+        norm = f"L{self.order} norm of one client's update"
+        check_number("clip_norm", clip_norm, norm, above=0)
         self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
 
     @property
@@ -66,14 +54,13 @@ class _ClippedNoise(Defense):
         raise TypeError("a subclass names its noise")
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        rng = client.rng["defense"]
-        out = []
-        for message in messages:
-            update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+        def noised(update: Message) -> Message:
             parts = clip(update.parts, norm=self.clip_norm, order=self.order)
-            noised = {n: p.values + self._noise(p.values, rng) for n, p in parts.items()}
-            out.append(replace_values(update, noised))
-        return out
+            rng = client.rng["defense"]
+            values = {n: p.values + self._noise(p.values, rng) for n, p in parts.items()}
+            return replace_values(update, values)
+
+        return change_uploads(messages, "update", local, noised)
 
 
 class GaussianUpdate(_ClippedNoise):

@@ -7,10 +7,8 @@ Every release is Gaussian, so its Renyi divergence of order alpha is alpha * slo
 is half the sum of (L2 sensitivity / std)^2 over what is released.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +28,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.privacy.gaussian import best_renyi_epsilon
+from bench.toolkit.settings import check_number
 from bench.toolkit.vectors import gaussian_like
 
 PAPER_SMASHED_SIZE, PAPER_LABEL_SIZE = 20, 10
@@ -38,6 +37,7 @@ ONE_HOT = 2.0
 """Squared L2 distance of two different one-hot labels."""
 
 
+@dataclass(kw_only=True, eq=False)
 class NoisedSmashed(Defense):
     """Base: settings and ledger of smashed data that is clipped and noised, and noised labels.
 
@@ -52,36 +52,28 @@ class NoisedSmashed(Defense):
     """
 
     requires = frozenset({"smashed"})
-    zero_strength: Mapping[str, Any] | None = MappingProxyType(
+    zero_strength = MappingProxyType[str, Any](
         {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
     )
-    group = 1
+    clip: FloatOrInf
+    smashed_std: float
+    label_std: float
+    low: float = 0.0
+    smashed_size: int | None = None
 
-    def __init__(
-        self,
-        *,
-        clip: FloatOrInf,
-        smashed_std: float,
-        label_std: float,
-        low: float = 0.0,
-        smashed_size: int | None = None,
-    ) -> None:
-        if not clip > 0:
+    def __post_init__(self) -> None:
+        if not self.clip > 0:
             raise ValueError(
-                f"clip must be > 0 (width of the interval of one smashed value), got {clip}."
+                f"clip must be > 0 (width of the interval of one smashed value), got {self.clip}."
             )
-        if not math.isfinite(low):
-            raise ValueError(f"low must be finite (lower end of the interval), got {low}.")
-        for name, std in (("smashed_std", smashed_std), ("label_std", label_std)):
-            if not 0 <= std < math.inf:
-                raise ValueError(f"{name} must be >= 0 and finite (std of the noise), got {std}.")
-        if smashed_size is not None and smashed_size < 1:
-            raise ValueError(
-                f"smashed_size must be >= 1 (values of one sample's smashed data), "
-                f"got {smashed_size}."
+        if not math.isfinite(self.low):
+            raise ValueError(f"low must be finite (lower end of the interval), got {self.low}.")
+        check_number("smashed_std", self.smashed_std, "std of the noise", least=0)
+        check_number("label_std", self.label_std, "std of the noise", least=0)
+        if self.smashed_size is not None:
+            check_number(
+                "smashed_size", self.smashed_size, "values of one sample's smashed data", least=1
             )
-        self.clip, self.low, self.smashed_size = clip, low, smashed_size
-        self.smashed_std, self.label_std = smashed_std, label_std
 
     def clipped(self, q: Tensor) -> Tensor:
         """Smashed data in [low, low + clip]."""
@@ -196,7 +188,7 @@ class NoisedSmashed(Defense):
         2 of one upload, as in the paper's figures."""
         count = record_uploads(facts)
         out: dict[str, float | str] = {
-            "lambda_printed": 1 / self.group,
+            "lambda_printed": 1 / self.together,
             "worst_share_of_values": self.worst_share(facts),
             "uploads_of_one_record": count,
             "client_held_layers": "no DP",

@@ -20,11 +20,9 @@ begin at 0 in every round, since a client that is seldom sampled would bring mom
 theta. Accuracy is that of the mean mask, w_b * theta; the paper does not say which mask it tests.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -45,12 +43,12 @@ from bench.api import (
     Round,
     Server,
     State,
-    Strength,
     Submodel,
     Unprotected,
     as_kind,
 )
 from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.settings import check_choice, check_number
 from bench.toolkit.vectors import gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
@@ -67,6 +65,7 @@ _TINY = 1e-30
 """Keeps the slope of a root finite at 0."""
 
 
+@dataclass(kw_only=True, eq=False)
 class PMSFL(Defense):
     """Trained random masks over frozen weights, uploaded as sampled bits.
 
@@ -87,54 +86,30 @@ class PMSFL(Defense):
     """
 
     owns = frozenset({"variables", "aggregate"})
-    strength: Strength | None = None  # masks are drawn: there is no noise to choose
+    strength = None  # masks are drawn: there is no noise to choose
     source = "PM-SFL, Sec. 4, Algorithm 1"
+    clip: float = 0.01
+    variant: Variant = "corrected"
+    lr_scale: float = 1.0
+    optimizer: Optimizer = "sgd"
+    personal: float = 0.0
+    agreement_rounds: int = 5
+    growth_rounds: int = 10
+    masks: Masks = "bottom"
 
-    def __init__(
-        self,
-        *,
-        clip: float = 0.01,
-        variant: Variant = "corrected",
-        lr_scale: float = 1.0,
-        optimizer: Optimizer = "sgd",
-        personal: float = 0.0,
-        agreement_rounds: int = 5,
-        growth_rounds: int = 10,
-        masks: Masks = "bottom",
-    ) -> None:
-        if not 0 < clip < 0.5:
-            raise ValueError(f"clip must lie in (0, 0.5) (c of [c, 1 - c]), got {clip}.")
-        if variant not in ("corrected", "printed"):
-            raise ValueError(f"variant must be corrected or printed, got '{variant}'.")
-        if not 0 < lr_scale < math.inf:
-            raise ValueError(
-                f"lr_scale must be > 0 (step of the scores over the protocol's lr), got {lr_scale}."
-            )
-        if optimizer not in ("sgd", "adam"):
-            raise ValueError(f"optimizer must be sgd or adam, got '{optimizer}'.")
-        if not 0 <= personal <= 1:
-            raise ValueError(f"personal must lie in [0, 1] (share of masks), got {personal}.")
-        if agreement_rounds < 0:
-            raise ValueError(f"agreement_rounds must be >= 0, got {agreement_rounds}.")
-        if growth_rounds < 1:
-            raise ValueError(f"growth_rounds must be >= 1, got {growth_rounds}.")
-        if masks not in ("bottom", "all"):
-            raise ValueError(f"masks must be bottom or all, got '{masks}'.")
-        self.clip = clip
-        self.masks: Masks = masks
-        if masks == "bottom":
+    def __post_init__(self) -> None:
+        check_number("clip", self.clip, "c of [c, 1 - c]", above=0, below=0.5)
+        check_choice("variant", self.variant, Variant)
+        check_number("lr_scale", self.lr_scale, "step of the scores over the protocol's", above=0)
+        check_choice("optimizer", self.optimizer, Optimizer)
+        check_number("personal", self.personal, "share of masks", least=0, most=1)
+        check_number("agreement_rounds", self.agreement_rounds, least=0)
+        check_number("growth_rounds", self.growth_rounds, least=1)
+        check_choice("masks", self.masks, Masks)
+        if self.masks == "bottom":
             self.requires = frozenset({"cut"})
-        self._variant: Variant = variant
-        self.lr_scale = lr_scale
-        self.optimizer: Optimizer = optimizer
-        if optimizer == "adam":
+        if self.optimizer == "adam":
             self.owns = self.owns | {"direction"}
-        self.personal = personal
-        self.agreement_rounds, self.growth_rounds = agreement_rounds, growth_rounds
-
-    @property
-    def variant(self) -> str:
-        return self._variant
 
     # --- masks over frozen weights --------------------------------------------------------
     def variables(
@@ -169,7 +144,7 @@ class PMSFL(Defense):
             mask = torch.sigmoid(value)
             if _MASK + name in draw:
                 mask = (draw[_MASK + name] < mask).to(mask)
-            through = with_slope(mask, value, variant=self._variant, lr_scale=self._in_slope)
+            through = with_slope(mask, value, variant=self.variant, lr_scale=self._in_slope)
             weights[name] = const[name] * through
         return weights
 
@@ -335,7 +310,7 @@ class PMSFL(Defense):
         d, clients = self.masked(facts), facts.sampled
         return {
             "c": self.clip,
-            "gradient_factor_at_half": 0.25 if self._variant == "corrected" else 0.125,
+            "gradient_factor_at_half": 0.25 if self.variant == "corrected" else 0.125,
             "eq6_bound": d / (4 * clients),
             "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),

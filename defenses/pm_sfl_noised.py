@@ -3,10 +3,8 @@
 The plugin `pm_sfl` is this class: with noise `none`, its default, it is the paper's method.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -33,14 +31,16 @@ from bench.api import (
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
+from bench.toolkit.settings import check_choice, check_number
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
-from defenses.pm_sfl import PMSFL, Masks, Optimizer, Variant
+from defenses.pm_sfl import PMSFL
 
 Noise = Literal["none", "local", "mask", "smashed"]
 
 _NOISE = "noise."
 
 
+@dataclass(kw_only=True, eq=False)
 class NoisedPMSFL(PMSFL):
     """Trained random masks over frozen weights, uploaded as sampled bits; noised if asked for.
 
@@ -67,60 +67,35 @@ class NoisedPMSFL(PMSFL):
     Source: PM-SFL, Theorems 2 and 3.
     """
 
-    def __init__(
-        self,
-        *,
-        clip: float = 0.01,
-        variant: Variant = "corrected",
-        lr_scale: float = 1.0,
-        optimizer: Optimizer = "sgd",
-        personal: float = 0.0,
-        agreement_rounds: int = 5,
-        growth_rounds: int = 10,
-        masks: Masks = "bottom",
-        noise: Noise = "none",
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        local_steps: int = 1,
-        clip_norm: float = 1.0,
-    ) -> None:
-        super().__init__(
-            clip=clip,
-            variant=variant,
-            lr_scale=lr_scale,
-            optimizer=optimizer,
-            personal=personal,
-            agreement_rounds=agreement_rounds,
-            growth_rounds=growth_rounds,
-            masks=masks,
-        )
-        if noise not in ("none", "local", "mask", "smashed"):
-            raise ValueError(f"noise must be none, local, mask or smashed, got '{noise}'.")
-        if noise == "local" and optimizer != "sgd":
+    noise: Noise = "none"
+    epsilon: float | None = None
+    delta: float = 1e-5
+    local_steps: int = 1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("noise", self.noise, Noise)
+        if self.noise == "local" and self.optimizer != "sgd":
             raise ValueError(
-                f"noise 'local' is for optimizer sgd, got {optimizer}: attackers could not be "
+                f"noise 'local' is for optimizer sgd, got {self.optimizer}: attackers could not be "
                 "told what the noise adds to a score that Adam moves."
             )
-        if noise == "none" and epsilon is not None:
-            raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {epsilon}.")
-        if noise != "none" and (epsilon is None or not 0 < epsilon < math.inf):
-            raise ValueError(f"epsilon must be > 0 (budget of noise '{noise}'), got {epsilon}.")
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
-        if local_steps < 1:
-            raise ValueError(f"local_steps must be >= 1 (R of Theorem 3a), got {local_steps}.")
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip_norm must be > 0 (norm of one sample), got {clip_norm}.")
-        self.noise: Noise = noise
-        self.epsilon = math.inf if epsilon is None else epsilon
-        self.delta = delta
-        self.local_steps = local_steps
-        self.clip_norm = clip_norm
-        if noise != "none":
-            self.strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
-        if noise == "local":
+        if self.noise == "none" and self.epsilon is not None:
+            raise ValueError(f"epsilon needs a noise (local, mask or smashed), got {self.epsilon}.")
+        self.budget = math.inf if self.epsilon is None else self.epsilon
+        if self.noise != "none":
+            if self.epsilon is None:
+                raise ValueError(f"epsilon must be > 0 (budget of noise '{self.noise}'), got None.")
+            check_number("epsilon", self.budget, f"budget of noise '{self.noise}'", above=0)
+            by_budget = Strength(setting="epsilon", weak=1e6, strong=0.01)
+            self.strength = by_budget  # type: ignore[assignment]
+        check_number("delta", self.delta, above=0, below=1)
+        check_number("local_steps", self.local_steps, "R of Theorem 3a", least=1)
+        check_number("clip_norm", self.clip_norm, "norm of one sample", above=0)
+        if self.noise == "local":
             self.owns = self.owns | {"gradient"}
-        if noise == "smashed":
+        if self.noise == "smashed":
             self.requires = self.requires | {"smashed"}
 
     # --- Theorem 2: smashed data --------------------------------------------------------------
@@ -128,7 +103,7 @@ class NoisedPMSFL(PMSFL):
     def smashed_scale(self) -> float:
         """Laplace scale per value: the range's L1 width over epsilon (Theorem 2's Delta_f, taken
         after the mask, where its Lemma 2 holds)."""
-        return 2 * self.clip_norm / self.epsilon
+        return 2 * self.clip_norm / self.budget
 
     def smashed(self, q: Tensor, client: Client) -> Part:
         """Under noise `smashed`: each sample's part clipped to L1 norm clip_norm, plus Laplace
@@ -164,7 +139,7 @@ class NoisedPMSFL(PMSFL):
 
     def _step_multiplier(self) -> float:
         """Std over Gamma / |Q| for R local steps (Eq. 63)."""
-        return math.sqrt(2 * self.local_steps * math.log(1 / self.delta)) / self.epsilon
+        return math.sqrt(2 * self.local_steps * math.log(1 / self.delta)) / self.budget
 
     # --- Theorem 3b: probabilities --------------------------------------------------------------
     def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
@@ -176,15 +151,15 @@ class NoisedPMSFL(PMSFL):
         std = self._mask_std(sum(s.numel() for s in scores.values()))
         noised = {}
         for name, theta in thetas.items():
-            exact = theta if self._variant == "printed" else theta.clamp(low, high)
+            exact = theta if self.variant == "printed" else theta.clamp(low, high)
             noise = gaussian_like(theta, std=std, rng=client.rng["defense"])
             noised[name] = (exact + noise).clamp(low, high)
         return noised
 
     def _mask_std(self, d: int) -> float:
         """Eq. 69, whose sensitivity 1 - 2c is that of one coordinate; sqrt(d) is ours."""
-        std = (1 - 2 * self.clip) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
-        return std if self._variant == "printed" else std * math.sqrt(d)
+        std = (1 - 2 * self.clip) * math.sqrt(2 * math.log(1.25 / self.delta)) / self.budget
+        return std if self.variant == "printed" else std * math.sqrt(d)
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
@@ -203,7 +178,7 @@ class NoisedPMSFL(PMSFL):
             return replace(bits, score_std=step * math.sqrt(round.local_steps))
         if self.noise == "mask":
             std = self._mask_std(sum(round.constants.values()) or round.parameters)
-            corrected = self._variant == "corrected"
+            corrected = self.variant == "corrected"
             return replace(bits, theta_std=std, theta_clipped=corrected)
         return bits
 
@@ -213,9 +188,9 @@ class NoisedPMSFL(PMSFL):
         if self.noise == "none":
             return None
         if self.noise == "smashed":
-            gain = amplification_gain(self.epsilon, c=self.clip, d=self.masked(facts))
-            return self.epsilon - gain, 0.0, "record"
-        return min(self.epsilon, self._closing_bound(facts)), self.delta, "record"
+            gain = amplification_gain(self.budget, c=self.clip, d=self.masked(facts))
+            return self.budget - gain, 0.0, "record"
+        return min(self.budget, self._closing_bound(facts)), self.delta, "record"
 
     def _closing_bound(self, facts: Facts) -> float:
         """Pure epsilon of a mask of bits whose chances lie in [c, 1 - c] (Sec. 5's closing)."""
@@ -272,7 +247,7 @@ class NoisedPMSFL(PMSFL):
 
     def _theta_noise(self, facts: Facts) -> Gaussian:
         """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
-        width = 1.0 if self._variant == "printed" else 1 - 2 * self.clip
+        width = 1.0 if self.variant == "printed" else 1 - 2 * self.clip
         return Gaussian(
             sensitivity=math.sqrt(self.masked(facts)) * width,
             std=self._mask_std(self.masked(facts)),
@@ -302,9 +277,9 @@ class NoisedPMSFL(PMSFL):
                     "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
                     "eps_amplification_gain": amplification_gain(
-                        self.epsilon, c=self.clip, d=self.masked(facts)
+                        self.budget, c=self.clip, d=self.masked(facts)
                     ),
-                    "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.epsilon,
+                    "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.budget,
                 }
         return found
 

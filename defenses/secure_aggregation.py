@@ -38,7 +38,8 @@ from bench.api import (
     Summed,
     as_kind,
 )
-from bench.toolkit.vectors import showing, sparse
+from bench.toolkit.settings import check_number
+from bench.toolkit.vectors import change_uploads, showing, sparse
 
 MODULUS = 2**32
 """Of masked values, which are whole numbers of 32 bits."""
@@ -65,33 +66,6 @@ _PUBLIC_BYTES = 256
 
 
 # --- arithmetic -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeNumbers:
-    """Real numbers as whole ones, from 0 for -clip to `levels` for clip.
-
-    Source: Flower's SecAgg+, whose quantisation rounds at random as well.
-    """
-
-    clip: float
-    levels: int
-
-    @property
-    def step(self) -> float:
-        """Distance of neighbouring values."""
-        return 2 * self.clip / self.levels
-
-    def encoded(self, values: Tensor, rng: torch.Generator) -> Tensor:
-        """Whole numbers int64 [N] of values [N], rounded up or down so that the mean is right."""
-        place = (values.double().cpu().clamp(-self.clip, self.clip) + self.clip) / self.step
-        below = place.floor()
-        up = torch.rand(place.shape, generator=rng, dtype=torch.float64) < place - below
-        return (below + up).long().clamp(0, self.levels)
-
-    def decoded(self, total: Tensor, count: int) -> Tensor:
-        """The sum float64 [N] of `count` vectors from the sum of their whole numbers int64 [N]."""
-        return total.double() * self.step - count * self.clip
 
 
 def mask_of(seed: bytes, length: int) -> Tensor:
@@ -165,6 +139,7 @@ def _bytes_of(part: Part) -> bytes:
     return bytes(part.values.tolist())
 
 
+@dataclass(kw_only=True, eq=False)
 class SecureAggregation(Defense):
     """The server reads the sum of all updates that arrived, which masks hide one by one.
 
@@ -191,30 +166,33 @@ class SecureAggregation(Defense):
     strength = None  # how many clients take part is the protocol's, and nothing else hides more
     zero_strength = None  # the server's view differs at any setting
     source = "Bonawitz et al., CCS 2017 (SecAgg); Bell et al., CCS 2020 (SecAgg+)"
+    clip: float = 8.0
+    levels: int = 2**22
+    dropout: float = 0.0
+    threshold: float = 0.5
 
-    def __init__(
-        self,
-        *,
-        clip: float = 8.0,
-        levels: int = 2**22,
-        dropout: float = 0.0,
-        threshold: float = 0.5,
-    ) -> None:
-        if not 0 < clip < math.inf:
-            raise ValueError(
-                f"clip must be > 0 and finite (largest value of an update), got {clip}."
-            )
-        if not 1 <= levels < MODULUS:
-            raise ValueError(f"levels must lie in [1, 2^32), got {levels}.")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1) (chance of a client), got {dropout}.")
-        if not 0 < threshold <= 1:
-            raise ValueError(f"threshold must lie in (0, 1] (share of clients), got {threshold}.")
-        self.clip, self.levels, self.dropout, self.threshold = clip, levels, dropout, threshold
+    def __post_init__(self) -> None:
+        check_number("clip", self.clip, "largest value of an update", above=0)
+        check_number("levels", self.levels, least=1, below=MODULUS)
+        check_number("dropout", self.dropout, "chance of a client", least=0, below=1)
+        check_number("threshold", self.threshold, "share of clients", above=0, most=1)
 
+    # --- real numbers as whole ones, from 0 for -clip to `levels` for clip ------------------------
     @property
-    def encoding(self) -> WholeNumbers:
-        return WholeNumbers(clip=self.clip, levels=self.levels)
+    def step(self) -> float:
+        """Distance of neighbouring values."""
+        return 2 * self.clip / self.levels
+
+    def encoded(self, values: Tensor, rng: torch.Generator) -> Tensor:
+        """Whole numbers int64 [N] of values [N], rounded up or down so that the mean is right."""
+        place = (values.double().cpu().clamp(-self.clip, self.clip) + self.clip) / self.step
+        below = place.floor()
+        up = torch.rand(place.shape, generator=rng, dtype=torch.float64) < place - below
+        return (below + up).long().clamp(0, self.levels)
+
+    def decoded(self, total: Tensor, count: int) -> Tensor:
+        """The sum float64 [N] of `count` vectors from the sum of their whole numbers int64 [N]."""
+        return total.double() * self.step - count * self.clip
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         return {HOLDERS: ShareHolders(self.threshold)}
@@ -251,12 +229,7 @@ class SecureAggregation(Defense):
         if _LONE in client.plan:  # an attacker's rehearsal: the sum of one client
             return messages
         dropped = client.memory.pop(_DROPS, False)
-        return [
-            self.masked(as_kind(m, "update", base=local.broadcast, lr=local.lr), client, dropped)
-            if m.kind in UPLOAD_KINDS
-            else m
-            for m in messages
-        ]
+        return change_uploads(messages, "update", local, lambda m: self.masked(m, client, dropped))
 
     def masked(self, update: Message, client: Client, dropped: bool) -> Message:
         """The update with its values under masks; of a client that dropped out nothing."""
@@ -266,7 +239,7 @@ class SecureAggregation(Defense):
             return update.with_parts({n: sparse(p, nothing) for n, p in lost.items()})
         covers = {n: p.told() for n, p in update.parts.items()}
         values = torch.cat([p.values[covers[n]] for n, p in update.parts.items()])
-        total = self.encoding.encoded(values, client.rng["defense"])
+        total = self.encoded(values, client.rng["defense"])
         total = total + mask_of(client.memory[_SEED], len(total))
         for other, key in client.plan[_KEY].items():
             seed = agreed(client.memory[_SECRET], key)
@@ -342,7 +315,7 @@ class SecureAggregation(Defense):
             secret = told[f"{lost} {_SECRET}"]
             for name in arrived:  # whose mask for the pair found no partner
                 total -= pair_mask(name, lost, agreed(secret, keys[name]), length)
-        mean = self.encoding.decoded(total % MODULUS, len(arrived)) / len(arrived)
+        mean = self.decoded(total % MODULUS, len(arrived)) / len(arrived)
         found = {}
         pieces = mean.split([int(c.sum()) for c in covers.values()])
         for (name, where), piece in zip(covers.items(), pieces, strict=True):
@@ -352,7 +325,7 @@ class SecureAggregation(Defense):
 
     # --- what is known and proven -------------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (FixedPoint(of="update", clip=self.clip, step=self.encoding.step),)
+        return (FixedPoint(of="update", clip=self.clip, step=self.step),)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Where clients can drop out, as few may be summed as unmask a sum."""
@@ -364,12 +337,12 @@ class SecureAggregation(Defense):
                 most=clients,
                 values=facts.parameters,
                 clip=self.clip,
-                step=self.encoding.step,
+                step=self.step,
             ),
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {"rounding_step": self.encoding.step, "summed": float(facts.sampled)}
+        return {"rounding_step": self.step, "summed": float(facts.sampled)}
 
 
 def _drawn(rng: torch.Generator) -> bytes:

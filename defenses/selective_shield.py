@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -45,11 +45,15 @@ from bench.api import (
 )
 from bench.privacy.gaussian import best_renyi_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
+from bench.toolkit.settings import check_choice, check_number
 from bench.toolkit.vectors import clip, gaussian_like, showing
+from defenses import ckks
 from defenses.encrypted_zone import GAIN, MINE, EncryptedZone, Masks
 
 Score = Literal["eq12", "eq3", "update"]
 NoiseScale = Literal["times_K", "plain", "div_K"]
+Average = Literal["count", "all"]
+UpdateFrom = Literal["broadcast", "start"]
 TOLERANCE = 1e-9
 """Slack of rho: .1 * 30 > 3 in floating point."""
 
@@ -62,6 +66,7 @@ def listed(name: str, value: float | list[float]) -> tuple[float, ...]:
     return values
 
 
+@dataclass(kw_only=True, eq=False)
 class SelectiveShield(EncryptedZone):
     """Three zones per client: encrypted, personal, noised.
 
@@ -92,49 +97,29 @@ class SelectiveShield(EncryptedZone):
     forms_model = "key_server"
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "SelectiveShield, Algorithm 1"
+    tau: float | list[float] = 0.3
+    rho: float = 1.0
+    score: Score = "eq12"
+    noise_multiplier: float = 1.0
+    clip_norm: float | list[float] = 1.0
+    noise_scale: NoiseScale = "times_K"
+    average: Average = "count"
+    update_from: UpdateFrom = "broadcast"
+    public_masks: bool = False
 
-    def __init__(
-        self,
-        *,
-        tau: float | list[float] = 0.3,
-        rho: float = 1.0,
-        score: Score = "eq12",
-        noise_multiplier: float = 1.0,
-        clip_norm: float | list[float] = 1.0,
-        noise_scale: NoiseScale = "times_K",
-        average: Literal["count", "all"] = "count",
-        update_from: Literal["broadcast", "start"] = "broadcast",
-        parameters: str = "additive",
-        public_masks: bool = False,
-    ) -> None:
-        super().__init__(parameters=parameters)
-        self.taus, self.clips = listed("tau", tau), listed("clip_norm", clip_norm)
-        for name, value in (*(("tau", t) for t in self.taus), ("rho", rho)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {value}.")
-        if score not in ("eq12", "eq3", "update"):
-            raise ValueError(f"score must be eq12, eq3 or update, got '{score}'.")
-        if not 0 <= noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be >= 0 and finite (sigma), got {noise_multiplier}."
-            )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.taus, self.clips = listed("tau", self.tau), listed("clip_norm", self.clip_norm)
+        for name, value in (*(("tau", t) for t in self.taus), ("rho", self.rho)):
+            check_number(name, value, least=0, most=1)
+        check_choice("score", self.score, Score)
+        check_number("noise_multiplier", self.noise_multiplier, "sigma", least=0)
         for value in self.clips:
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"clip_norm must be > 0 and finite (L2 norm of the noised zone's update), "
-                    f"got {value}."
-                )
-        if noise_scale not in ("times_K", "plain", "div_K"):
-            raise ValueError(f"noise_scale must be times_K, plain or div_K, got '{noise_scale}'.")
-        if average not in ("count", "all"):
-            raise ValueError(f"average must be count or all, got '{average}'.")
-        if update_from not in ("broadcast", "start"):
-            raise ValueError(f"update_from must be broadcast or start, got '{update_from}'.")
-        self.tau, self.rho, self.score = tau, rho, score
-        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+            check_number("clip_norm", value, "L2 norm of the noised zone's update", above=0)
+        check_choice("noise_scale", self.noise_scale, NoiseScale)
+        check_choice("average", self.average, Average)
+        check_choice("update_from", self.update_from, UpdateFrom)
         self._norm = max(self.clips)  # epsilon is the same for all, since noise is in units of it
-        self.noise_scale, self.average, self.public_masks = noise_scale, average, public_masks
-        self.update_from = update_from
         self.cycle = math.lcm(len(self.taus), len(self.clips))
 
     @property
@@ -172,9 +157,8 @@ class SelectiveShield(EncryptedZone):
         return consensus(masks, rho=self.rho)
 
     # --- encrypt, keep, noise -------------------------------------------------------------------
-    def update(self, message: Message, local: Local) -> Message:
+    def measured(self, update: Message, local: Local) -> Message:
         """The update, measured from what `update_from` says."""
-        update = super().update(message, local)
         if self.update_from == "broadcast":
             return update
         offset = {n: local.start[n] - local.broadcast[n] for n in update.parts}
@@ -272,7 +256,7 @@ class SelectiveShield(EncryptedZone):
             "noise_norm_rms": std * math.sqrt(facts.parameters),
             "noise_std_of_mean": std / math.sqrt(facts.sampled),
             "sensitivity_replace": 2 * self._norm,
-            "ckks_security_bits": float(self._ckks.security_bits),
+            "ckks_security_bits": float(ckks.SECURITY_BITS),
             "ckks_resolution": self._ckks.resolution / GAIN,
         }
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bench.api import (
-    UPLOAD_KINDS,
     Client,
     Defense,
     Event,
@@ -25,9 +23,9 @@ from bench.api import (
     Sparsified,
     Strength,
     Unprotected,
-    as_kind,
 )
-from bench.toolkit.vectors import sparse
+from bench.toolkit.settings import check_number
+from bench.toolkit.vectors import change_uploads, sparse
 
 _RESIDUAL = "residual"
 _NOTHING_PROVEN = (
@@ -40,12 +38,7 @@ class _Sparsifier(Defense):
     """Sends some values of the whole update, of which a subclass says which."""
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        return [
-            self.sparsified(as_kind(m, "update", base=local.broadcast, lr=local.lr), client)
-            if m.kind in UPLOAD_KINDS
-            else m
-            for m in messages
-        ]
+        return change_uploads(messages, "update", local, lambda m: self.sparsified(m, client))
 
     def sparsified(self, update: Message, client: Client) -> Message:
         """The update with the values that are sent."""
@@ -68,12 +61,11 @@ class TopK(_Sparsifier):
     """
 
     strength = Strength(setting="keep", weak=0.5, strong=0.001)
-    zero_strength: Mapping[str, Any] | None = MappingProxyType({"keep": 1.0})
+    zero_strength = MappingProxyType({"keep": 1.0})
     source = "Stich et al., arXiv:1809.07599; Lin et al., arXiv:1712.01887"
 
     def __init__(self, *, keep: float, feedback: bool = True) -> None:
-        if not 0 < keep <= 1:
-            raise ValueError(f"keep must lie in (0, 1] (share of coordinates sent), got {keep}.")
+        check_number("keep", keep, "share of coordinates sent", above=0, most=1)
         self.keep, self.feedback = keep, feedback
 
     def sparsified(self, update: Message, client: Client) -> Message:
@@ -115,16 +107,12 @@ class Percentile(_Sparsifier):
     """
 
     strength = Strength(setting="gamma", weak=1.0, strong=1e-6)
-    zero_strength: Mapping[str, Any] | None = MappingProxyType({"percentile": 0.0, "gamma": 1e9})
+    zero_strength = MappingProxyType({"percentile": 0.0, "gamma": 1e9})
     source = "NVFlare's PercentilePrivacy, after Shokri and Shmatikov, CCS 2015"
 
     def __init__(self, *, percentile: float = 10.0, gamma: float = 0.01) -> None:
-        if not 0 <= percentile <= 100:
-            raise ValueError(f"percentile must lie in [0, 100], got {percentile}.")
-        if not 0 < gamma < float("inf"):
-            raise ValueError(
-                f"gamma must be > 0 and finite (largest value of an update per step), got {gamma}."
-            )
+        check_number("percentile", percentile, least=0, most=100)
+        check_number("gamma", gamma, "largest value of an update per step", above=0)
         self.percentile, self.gamma = percentile, gamma
 
     def sparsified(self, update: Message, client: Client) -> Message:

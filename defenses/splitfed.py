@@ -1,9 +1,7 @@
 """PM-SFL's rivals under split-federated learning: SplitFed with DP noise, and with plain masks."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -27,11 +25,16 @@ from bench.api import (
 )
 from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import record_epsilon
+from bench.toolkit.settings import check_choice, check_number
 from bench.toolkit.vectors import clip_rows_l1, laplace_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
-from defenses.pm_sfl import PMSFL, Masks, Optimizer, Variant
+from defenses.pm_sfl import PMSFL
+
+UpdateNoise = Literal["gaussian", "laplace"]
+Sends = Literal["probabilities", "bits"]
 
 
+@dataclass(kw_only=True, eq=False)
 class SplitFedDP(Defense):
     """Laplace noise on smashed data and noise on the update, each of a budget of its own.
 
@@ -59,45 +62,33 @@ class SplitFedDP(Defense):
     strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
     source = "Thapa et al., arXiv:2004.12088, as in PM-SFL, Sec. 6.2 (SplitFed-DP)"
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        smashed_clip: float,
-        update_clip: float,
-        delta: float = 1e-5,
-        update_noise: Literal["gaussian", "laplace"] = "gaussian",
-        update_epsilon: float | None = None,
-    ) -> None:
-        own = epsilon if update_epsilon is None else update_epsilon
-        for name, budget in (("epsilon", epsilon), ("update_epsilon", own)):
-            if not 0 < budget < math.inf:
-                raise ValueError(f"{name} must be > 0 (budget of one release), got {budget}.")
+    epsilon: float
+    smashed_clip: float
+    update_clip: float
+    delta: float = 1e-5
+    update_noise: UpdateNoise = "gaussian"
+    update_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        own = self.epsilon if self.update_epsilon is None else self.update_epsilon
+        for name, budget in (("epsilon", self.epsilon), ("update_epsilon", own)):
+            check_number(name, budget, "budget of one release", above=0)
             if math.isinf(100 / budget):
                 raise ValueError(
                     f"{name} must leave the noise finite (budget of one release), got {budget}."
                 )
-        if not 0 < smashed_clip < math.inf:
-            raise ValueError(
-                f"smashed_clip must be > 0 (L1 norm of one sample's smashed data), "
-                f"got {smashed_clip}."
-            )
-        if not 0 < update_clip < math.inf:
-            raise ValueError(
-                f"update_clip must be > 0 (norm of one client's update), got {update_clip}."
-            )
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}.")
-        if update_noise not in ("gaussian", "laplace"):
-            raise ValueError(f"update_noise must be gaussian or laplace, got '{update_noise}'.")
-        self.epsilon, self.update_epsilon, self.delta = epsilon, own, delta
-        self.smashed_clip, self.update_clip = smashed_clip, update_clip
+        meaning = "L1 norm of one sample's smashed data"
+        check_number("smashed_clip", self.smashed_clip, meaning, above=0)
+        check_number("update_clip", self.update_clip, "norm of one client's update", above=0)
+        check_number("delta", self.delta, above=0, below=1)
+        check_choice("update_noise", self.update_noise, UpdateNoise)
+        self.largest_epsilon = max(self.epsilon, own)
         self.update: GaussianUpdate | LaplaceUpdate
-        if update_noise == "gaussian":
-            multiplier = classic_gaussian_std(sensitivity=2, epsilon=own, delta=delta)
-            self.update = GaussianUpdate(noise_multiplier=multiplier, clip_norm=update_clip)
+        if self.update_noise == "gaussian":
+            multiplier = classic_gaussian_std(sensitivity=2, epsilon=own, delta=self.delta)
+            self.update = GaussianUpdate(noise_multiplier=multiplier, clip_norm=self.update_clip)
         else:
-            self.update = LaplaceUpdate(noise_multiplier=2 / own, clip_norm=update_clip)
+            self.update = LaplaceUpdate(noise_multiplier=2 / own, clip_norm=self.update_clip)
 
     @property
     def smashed_scale(self) -> float:
@@ -123,7 +114,7 @@ class SplitFedDP(Defense):
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """The larger of the stated budgets, which counts one release of one of the two."""
         delta = self.delta if isinstance(self.update, GaussianUpdate) else 0.0
-        return max(self.epsilon, self.update_epsilon), delta, "record"
+        return self.largest_epsilon, delta, "record"
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (
@@ -158,6 +149,7 @@ class SplitFedDP(Defense):
         }
 
 
+@dataclass(kw_only=True, eq=False)
 class SplitFedPM(PMSFL):
     """Probabilistic masks without personal ones, adaptive splitting or noise: plain SplitFed.
 
@@ -176,23 +168,14 @@ class SplitFedPM(PMSFL):
     """
 
     source = "PM-SFL, Sec. 6.2 (SplitFed-PM)"
+    personal: float = field(init=False, default=0.0)
+    agreement_rounds: int = field(init=False, default=0)
+    growth_rounds: int = field(init=False, default=1)
+    sends: Sends = "probabilities"
 
-    def __init__(
-        self,
-        *,
-        clip: float = 0.01,
-        variant: Variant = "corrected",
-        lr_scale: float = 1.0,
-        optimizer: Optimizer = "sgd",
-        masks: Masks = "bottom",
-        sends: Literal["probabilities", "bits"] = "probabilities",
-    ) -> None:
-        super().__init__(
-            clip=clip, variant=variant, lr_scale=lr_scale, optimizer=optimizer, masks=masks
-        )
-        if sends not in ("probabilities", "bits"):
-            raise ValueError(f"sends must be probabilities or bits, got '{sends}'.")
-        self.sends = sends
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("sends", self.sends, Sends)
 
     def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
         if self.sends == "bits":

@@ -10,6 +10,7 @@ Where the paper contradicts itself, this follows Algorithm 2, read with t unifor
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,7 +21,6 @@ from bench.api import (
     Defense,
     Event,
     Facts,
-    Kind,
     Local,
     Mechanism,
     Message,
@@ -28,11 +28,12 @@ from bench.api import (
     SignPerturbation,
     Strength,
     Unprotected,
-    as_kind,
 )
-from bench.toolkit.vectors import replace_values, uniform_like
+from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.vectors import change_uploads, replace_values, uniform_like
 
 Variant = Literal["printed", "unbiased", "sign_rr"]
+Target = Literal["weights", "gradient"]
 
 
 def keep_probability(epsilon: float) -> float:
@@ -67,6 +68,7 @@ def perturb(
     return values * keep * (low + (high - low) * u_scale)
 
 
+@dataclass(kw_only=True, eq=False)
 class SPM(Defense):
     """Sign perturbation of the upload.
 
@@ -81,45 +83,27 @@ class SPM(Defense):
 
     strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
     source = "SPM-FL, Algorithm 2"
+    epsilon: float
+    variant: Variant = "printed"
+    target: Target = "weights"
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        variant: Variant = "printed",
-        target: Literal["weights", "gradient"] = "weights",
-    ) -> None:
-        if not 0 < epsilon <= 700:
-            raise ValueError(f"epsilon must lie in (0, 700] (budget of one sign), got {epsilon}.")
-        if variant not in ("printed", "unbiased", "sign_rr"):
-            raise ValueError(f"variant must be printed, unbiased or sign_rr, got '{variant}'.")
-        if target not in ("weights", "gradient"):
-            raise ValueError(f"target must be weights or gradient, got '{target}'.")
-        self.epsilon = epsilon
-        self._variant: Variant = variant
-        self.target: Kind = target
-
-    @property
-    def variant(self) -> str:
-        return self._variant
+    def __post_init__(self) -> None:
+        check_number("epsilon", self.epsilon, "budget of one sign", above=0, most=700)
+        check_choice("variant", self.variant, Variant)
+        check_choice("target", self.target, Target)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        rng = client.rng["defense"]
-        out = []
-        for message in messages:
-            plain = as_kind(message, self.target, base=local.broadcast, lr=local.lr)
-            values = {}
-            for name, part in plain.parts.items():
-                u_sign = uniform_like(part.values, rng=rng)
-                u_scale = uniform_like(part.values, rng=rng)
-                values[name] = perturb(
-                    part.values, u_sign, u_scale, epsilon=self.epsilon, variant=self._variant
-                )
-            out.append(replace_values(plain, values))
-        return out
+        def perturbed(values: Tensor) -> Tensor:
+            u_sign, u_scale = (uniform_like(values, rng=client.rng["defense"]) for _ in range(2))
+            return perturb(values, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)
+
+        def upload(plain: Message) -> Message:
+            return replace_values(plain, {n: perturbed(p.values) for n, p in plain.parts.items()})
+
+        return change_uploads(messages, self.target, local, upload)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        low, high = scale_range(self.epsilon, self._variant)
+        low, high = scale_range(self.epsilon, self.variant)
         return (
             SignPerturbation(
                 of=self.target, keep=keep_probability(self.epsilon), low=low, high=high
@@ -134,15 +118,15 @@ class SPM(Defense):
         return signs_alone(self.epsilon, facts, range_="[low |v|, high |v|]")
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        _, high = scale_range(self.epsilon, self._variant)
-        mean, variance = moments(self.epsilon, self._variant)
+        _, high = scale_range(self.epsilon, self.variant)
+        mean, variance = moments(self.epsilon, self.variant)
         return {
             "C": high,
             "keep_probability": keep_probability(self.epsilon),
             "bias_factor": mean,
             "variance_factor": variance,
             "magnitude_relative_std": self.mechanisms()[0].relative_std,  # type: ignore[attr-defined]
-            "growth_per_round": growth(self.epsilon, self._variant, facts.sampled),
+            "growth_per_round": growth(self.epsilon, self.variant, facts.sampled),
             "eps_one_sign": self.epsilon,
             "eps_signs_one_round": self.epsilon * facts.parameters,
             "eps_signs_all_rounds": self.epsilon * facts.parameters * facts.releases,

@@ -32,9 +32,8 @@ from bench.report.accounts import (
     checked_facts,
 )
 from defenses import ms_pafl_theorems as theorems
-from defenses.bounded_ldp import SunAdaptive
+from defenses.cutmix import DPSL, DPMixSL
 from defenses.dp_cutmix import DPCutMix
-from defenses.dp_cutmix_rivals import DPSL, DPMixSL
 from defenses.ms_pafl import MSPAFL
 from defenses.noised_smashed import PAPER_SMASHED_SIZE, NoisedSmashed, record_uploads
 from defenses.pm_sfl import PMSFL
@@ -42,6 +41,7 @@ from defenses.pm_sfl_noised import NoisedPMSFL, amplification_gain
 from defenses.selective_shield import SelectiveShield
 from defenses.splitfed import SplitFedPM
 from defenses.spm import SPM, moments, scale_range
+from defenses.sun_adaptive import SunAdaptive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,8 @@ def _(d: Composed, facts: Facts) -> tuple[Formula, ...]:
 def _(d: SPM, facts: Facts) -> tuple[Formula, ...]:
     """Variances and errors are of a weight of magnitude 1."""
     e = d.epsilon
-    mean, variance = moments(e, d._variant)
-    unbiased = d._variant != "printed"
+    mean, variance = moments(e, d.variant)
+    unbiased = d.variant != "printed"
     rivals = rival_variances(e, 1.0)
     signs = e * facts.parameters * facts.releases
     return (
@@ -276,13 +276,13 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
     found: tuple[Formula, ...] = ()
     match d.noise:
         case "smashed":
-            gain = amplification_gain(d.epsilon, c=d.clip, d=d.masked(facts))
+            gain = amplification_gain(d.budget, c=d.clip, d=d.masked(facts))
             found = (
                 Formula(
                     name="epsilon of one sample's smashed data, amplified",
                     equation="Theorem 2",
-                    value=d.epsilon - gain,
-                    really=facts.releases * facts.local_steps * d.epsilon,
+                    value=d.budget - gain,
+                    really=facts.releases * facts.local_steps * d.budget,
                     holds="It holds for one release, scalar outputs and L1 sensitivity. The "
                     f"amplification gains {gain:.3g}; all releases of the run add up to the "
                     "other number.",
@@ -299,7 +299,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                 Formula(
                     name="epsilon of a round",
                     equation="Theorem 3a",
-                    value=d.epsilon,
+                    value=d.budget,
                     really=d._step_epsilons()[1],
                     holds="It holds for adding or removing a record, not for replacing one, "
                     "and does not count rounds.",
@@ -319,7 +319,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                 Formula(
                     name="epsilon of an upload",
                     equation="Theorem 3b",
-                    value=d.epsilon,
+                    value=d.budget,
                     really=d._mask_epsilon(facts),
                     holds="As printed it holds at one parameter only, with the noise after "
                     "the clip. `corrected` makes both so.",

@@ -180,19 +180,3 @@ def test_no_privacy_is_claimed() -> None:
     facts = Facts(parameters=10, rounds=1, clients=2, batch=1, records=1, local_steps=1)
     entry = account(DepthFL(), facts)
     assert (entry.eps_claimed, entry.eps_record) == (None, math.inf)
-
-
-@pytest.mark.parametrize("setting", ["weight", "distillation"])
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (-1.0, "{} must be >= 0 and finite"),
-        (math.inf, "setting {} of defense 'depthfl': input should be a finite number, got inf."),
-        (math.nan, "setting {} of defense 'depthfl': input should be a finite number, got nan."),
-    ],
-)
-def test_wrong_weights_are_refused(
-    registry: Registry, setting: str, value: float, expected: str
-) -> None:
-    with pytest.raises(ValueError, match=expected.format(setting)):
-        registry.defense("depthfl", {setting: value})

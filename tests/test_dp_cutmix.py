@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,10 @@ from defenses.cutmix import VanillaCutMix
 from defenses.mixer import Mixing, deal_boxes, deal_patches, dirichlet
 from tests.conftest import network_for, seen_under
 from tests.dp_cutmix_steps import CLASSES, ROSTER, Step, plain, tokens
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import dp_cutmix as oracle
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "dp_cutmix.json").read_text())["cases"]
+ORACLE = reference_cases("dp_cutmix")
 
 
 # --- reference values -------------------------------------------------------------------------
@@ -100,24 +99,17 @@ def _mix_example(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 COMPUTE: dict[str, Any] = {
-    "partition": lambda i: oracle.partition_constants(i["N"], i["n"]),
-    "mix": _mix_example,
-    "rdp": _views,
-    "dp": _converted,
-    "sigma": _sigma,
+    "cutmix_partition": lambda i: oracle.partition_constants(i["N"], i["n"]),
+    "cutmix_mix": _mix_example,
+    "cutmix_rdp": _views,
+    "cutmix_dp": _converted,
+    "cutmix_sigma": _sigma,
 }
 
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    computed = COMPUTE[case["name"].split("_")[1]](case["inputs"] | {"name": case["name"]})
-    tolerance = case.get("tol", 1e-5)
-    for key, expected in case["expected"].items():
-        if key == "uploads_eq1":
-            for row, other in zip(computed[key], expected, strict=True):
-                assert row == pytest.approx(other, rel=tolerance)
-        else:
-            assert computed[key] == pytest.approx(expected, rel=tolerance), key
+    assert_reference(case, COMPUTE)
 
 
 @pytest.mark.parametrize(
@@ -137,40 +129,46 @@ def test_masks_have_the_reference_sizes(case: dict[str, Any]) -> None:
 # --- masks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("boxes", [False, True])
 @given(
-    patches=st.integers(1, 90),
+    side=st.integers(1, 9),
     group=st.integers(1, 12),
     extra=st.integers(0, 9),
     mixing=st.sampled_from(["uniform", "dirichlet"]),
-    alpha=st.floats(0.01, 100),
+    alpha=st.one_of(st.just(0.01), st.floats(0.01, 100)),
     seed=st.integers(0, 2**62),
 )
 @settings(deadline=None, max_examples=150)
-def test_each_group_of_any_roster_partitions_the_patches(
-    patches: int, group: int, extra: int, mixing: Mixing, alpha: float, seed: int
+def test_each_group_of_any_roster_partitions_the_patches_or_positions(
+    boxes: bool, side: int, group: int, extra: int, mixing: Mixing, alpha: float, seed: int
 ) -> None:
+    """Nobody in company gets everything, even at tiny concentrations."""
+    patches = side * side if boxes else 10 * side
     group = min(group, patches)
     roster = [f"client-{i}" for i in range(group + extra)]
-    defense = plain(patches=patches, group=group, mixing=mixing, alpha=alpha)
+    given_: dict[str, Any] = {"group": group, "mixing": mixing, "alpha": alpha}
+    defense = (
+        VanillaCutMix(positions=patches, **given_) if boxes else plain(patches=patches, **given_)
+    )
     messages = defense.third_parties(seed)["mixer"].begin("step", roster, 2, 5)
     assert all((m.round, m.step, m.kind, m.sender) == (2, 5, "patches", "mixer") for m in messages)
     shown = [m for m in messages if m.receiver == SERVER]
     assert [i for m in shown for i in m.parts] == roster
     assert len(shown) == -(-len(roster) // group)
     told = {m.receiver: m.parts["patches"].values for m in messages if m.receiver != SERVER}
+    worst = defense.worst_share(Facts(parameters=1, clients=len(roster)))
     for message in shown:
         masks = torch.stack([p.values for p in message.parts.values()])
+        assert masks.dtype == torch.bool
         assert masks.shape == (len(message.parts), patches)
         assert bool((masks.sum(dim=0) == 1).all())
         sizes = masks.sum(dim=1)
-        if mixing == "uniform":
+        if mixing == "uniform" and not boxes:
             assert int(sizes.max() - sizes.min()) <= 1
-        if len(masks) > 1 and patches > 1 and group <= patches:
-            assert int(sizes.max()) < patches
+        assert (int(sizes.max()) == patches) == (len(masks) == 1)
         for i, part in message.parts.items():
             assert torch.equal(told[i], part.values)
             assert part.n_bytes == -(-patches // 8)
-        worst = defense.worst_share(Facts(parameters=1, clients=len(roster)))
         assert float(sizes.max()) / patches <= worst + 1e-12
 
 
@@ -214,16 +212,6 @@ def test_dirichlet_ratios_and_sizes_have_their_moments() -> None:
     assert float((spread[:, 0].mean() - variance).abs()) < 5 * error + 0.02 * variance
 
 
-def test_nobody_in_company_gets_every_patch_even_at_tiny_concentrations() -> None:
-    rng = generator(2)
-    for _ in range(300):
-        masks = deal_patches(9, 3, mixing="dirichlet", alpha=0.01, rng=rng)
-        assert int(masks.sum(dim=1).max()) < 9
-        assert bool((masks.sum(dim=0) == 1).all())
-    alone = deal_patches(9, 1, mixing="dirichlet", alpha=0.01, rng=rng)
-    assert bool(alone.all())
-
-
 def test_masks_change_from_step_to_step_and_follow_the_seed() -> None:
     defense = plain()
     first, again = defense.third_parties(4)["mixer"], defense.third_parties(4)["mixer"]
@@ -240,35 +228,6 @@ def test_masks_change_from_step_to_step_and_follow_the_seed() -> None:
 
 
 # --- boxes ------------------------------------------------------------------------------------
-
-
-@given(
-    side=st.integers(1, 9),
-    group=st.integers(1, 12),
-    extra=st.integers(0, 9),
-    mixing=st.sampled_from(["uniform", "dirichlet"]),
-    alpha=st.floats(0.01, 100),
-    seed=st.integers(0, 2**62),
-)
-@settings(deadline=None, max_examples=150)
-def test_each_group_of_any_roster_covers_the_grid_by_boxes_once(
-    side: int, group: int, extra: int, mixing: Mixing, alpha: float, seed: int
-) -> None:
-    group = min(group, side * side)
-    roster = [f"client-{i}" for i in range(group + extra)]
-    defense = VanillaCutMix(positions=side * side, group=group, mixing=mixing, alpha=alpha)
-    messages = defense.third_parties(seed)["mixer"].begin("step", roster, 2, 5)
-    shown = [m for m in messages if m.receiver == SERVER]
-    assert [i for m in shown for i in m.parts] == roster
-    worst = defense.worst_share(Facts(parameters=1, clients=len(roster)))
-    for message in shown:
-        masks = torch.stack([p.values for p in message.parts.values()])
-        assert masks.dtype == torch.bool
-        assert masks.shape == (len(message.parts), side * side)
-        assert bool((masks.sum(dim=0) == 1).all())
-        most = int(masks.sum(dim=1).max())
-        assert (most == side * side) == (len(masks) == 1)
-        assert most / side**2 <= worst + 1e-12
 
 
 def is_rectangle(mask: Tensor) -> bool:
@@ -292,15 +251,6 @@ def test_of_a_pair_one_client_gets_a_rectangle_and_the_other_the_rest(
     one, other = masks.view(2, side, side)
     assert torch.equal(one, ~other)
     assert is_rectangle(one) or is_rectangle(other)
-
-
-def test_nobody_in_company_gets_the_whole_grid_even_at_tiny_concentrations() -> None:
-    rng = generator(2)
-    for positions in (4, 9):
-        for _ in range(300):
-            masks = deal_boxes(positions, 2, mixing="dirichlet", alpha=0.01, rng=rng)
-            assert 0 < int(masks[0].sum()) < positions
-    assert bool(deal_boxes(9, 1, mixing="dirichlet", alpha=0.01, rng=rng).all())
 
 
 def test_boxes_of_a_pair_are_those_of_the_definition_clipped_at_the_borders() -> None:
@@ -417,23 +367,6 @@ def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> N
         assert torch.equal(there, told[client].view(8, 8).expand(value.shape))
         assert bool((value[~there] == 0).all())
         assert float(value.abs().sum()) > 0
-
-
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        ({"positions": 0}, r"positions must be a square number >= 1 \(.*\), got 0\."),
-        ({"positions": -4}, r"positions must be a square number >= 1 \(.*\), got -4\."),
-        ({"positions": 8}, r"positions must be a square number >= 1 \(.*\), got 8\."),
-        ({"group": 0}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 0\."),
-        ({"group": 5}, r"group must be >= 1 and <= positions \(4\) \(.*\), got 5\."),
-        ({"mixing": "beta"}, r"mixing must be uniform or dirichlet, got 'beta'\."),
-        ({"alpha": math.nan}, r"alpha must lie in \[0\.01, 1e6\] .*, got nan\."),
-    ],
-)
-def test_bad_settings_of_boxes_are_refused(settings_: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VanillaCutMix(**{"positions": 4, "group": 2} | settings_)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,12 @@ from bench.api import (
 from bench.sandbox.conformance.playground import Ground
 from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
 from bench.sandbox.noise import checks_of
-from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise, SunAdaptive
+from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl_noised import NoisedPMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.spm import SPM
+from defenses.sun_adaptive import SunAdaptive
 from tests.broken_plugins import outcome_of
 
 F64 = torch.float64
@@ -332,15 +333,12 @@ def test_weights_are_estimated_with_the_broadcasts_sign() -> None:
 DECLARED: Mapping[str, Any] = {
     "gaussian": GaussianUpdate(noise_multiplier=0.3, clip_norm=1.0),
     "laplace": LaplaceUpdate(noise_multiplier=0.3, clip_norm=1.0),
-    **{
-        f"spm {v} of {t}": SPM(epsilon=1.0, variant=v, target=t)  # type: ignore[arg-type]
-        for v in ("printed", "unbiased", "sign_rr") for t in ("weights", "gradient")
-    },
-    **{
-        f"{k.__name__} of {t}": k(epsilon=e, bound=b, target=t)  # type: ignore[operator]
-        for k, e, b in ((Duchi, 0.5, 0.1), (PMPiecewise, 3.0, 5e-4), (PNPM, 2.0, 5e-4))
-        for t in ("weights", "update", "gradient")
-    },
+    "spm printed": SPM(epsilon=1.0),
+    "spm unbiased of gradients": SPM(epsilon=1.0, variant="unbiased", target="gradient"),
+    "spm sign_rr": SPM(epsilon=1.0, variant="sign_rr"),
+    "duchi of weights": Duchi(epsilon=0.5, bound=0.1, target="weights"),
+    "pm_piecewise of updates": PMPiecewise(epsilon=3.0, bound=5e-4),
+    "pnpm of gradients": PNPM(epsilon=2.0, bound=5e-4, target="gradient"),
     "PMPiecewise of sampled updates": PMPiecewise(epsilon=40.0, bound=1e-3, dimensions="sampled"),
     "sun_adaptive": SunAdaptive(epsilon=2.0),
     **{

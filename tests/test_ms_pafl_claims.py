@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,9 @@ from bench.privacy.gaussian import gaussian_delta
 from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL
 from tests.docs_modules import formulas
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import ms_pafl as oracle
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "ms_pafl.json").read_text())["cases"]
-ELSEWHERE = ("mspafl_clip",)
-"""Cases of the mechanism, tested with the defense."""
 MU = oracle.noise_ratio(epsilon=1.0, delta=1e-4)
 
 
@@ -179,22 +175,12 @@ COMPUTE: dict[str, Any] = {
     "mspafl_thm4_state": _thm4_state,
     "mspafl_nu": _nu,
 }
-CASES = [c for c in ORACLE if not c["name"].startswith(ELSEWHERE)]
-
-
-def test_every_reference_case_has_one_function() -> None:
-    assert len(CASES) == 48
-    for case in CASES:
-        assert sum(case["name"].startswith(k) for k in COMPUTE) == 1, case["name"]
+CASES = reference_cases("ms_pafl", elsewhere=("mspafl_clip",))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    kind = next(k for k in COMPUTE if case["name"].startswith(k))
-    computed = COMPUTE[kind](case["inputs"])
-    assert computed.keys() == case["expected"].keys()
-    for key, expected in case["expected"].items():
-        assert computed[key] == pytest.approx(expected, rel=case.get("tol", 1e-5), abs=0), key
+    assert_reference(case, COMPUTE, whole=True)
 
 
 # --- bounds against slow oracles ----------------------------------------------------------------
@@ -259,18 +245,6 @@ def test_theorem_4_is_violated_for_rare_check_ins_with_memory(
     assert (lower > allowed) == violated
 
 
-def test_theorem_3_is_violated_by_four_orders_of_magnitude_with_memory() -> None:
-    epsilon = oracle.local_total(p=1.0, q=0.2, epsilon=1.0, rounds=50)
-    assert oracle.memory_delta(epsilon, q=0.2, mu=MU, uploads=50) > 0.37
-
-
-def test_corollary_1_is_violated_for_visible_rare_check_ins() -> None:
-    eps_c, delta_c = oracle.single_round(p=0.1, q=0.2, epsilon=1.0)
-    true = oracle.visible_round_delta(eps_c, p=0.1, q=0.2, mu=MU)
-    assert (eps_c, delta_c) == pytest.approx((0.0480116, 9.45335e-6), rel=1e-5)
-    assert true == pytest.approx(4.64e-4, rel=1e-2)
-
-
 def test_the_server_view_never_exceeds_the_unamplified_composition() -> None:
     most = oracle.unamplified_epsilon(mu=MU, uploads=20)
     views = [oracle.server_view_epsilon(p=p, mu=MU, rounds=20) for p in (0.1, 0.5, 0.9, 1.0)]
@@ -312,13 +286,6 @@ def test_no_check_in_and_no_round_cost_nothing() -> None:
     assert oracle.claimed(p=0.5, q=0.2, epsilon=1.0, rounds=0)[0] == 0
     assert oracle.local_total(p=0.0, q=1.0, epsilon=1.0, rounds=10) == 0
     assert oracle.local_total(p=0.5, q=1.0, epsilon=1.0, rounds=10) == math.inf
-
-
-def test_theorem_2_with_equal_clients_is_corollary_1() -> None:
-    one = oracle.single_round(p=0.3, q=0.2, epsilon=1.0, clients=100)
-    assert oracle.worst_round(p=[0.3] * 100, q=[0.2] * 100, epsilon=1.0) == one
-    mixed = oracle.worst_round(p=[0.3] * 99 + [0.6], q=[0.2] * 100, epsilon=1.0)
-    assert mixed == oracle.single_round(p=0.6, q=0.2, epsilon=1.0, clients=100)
 
 
 def test_a_sampling_rate_never_exceeds_one() -> None:

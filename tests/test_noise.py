@@ -7,27 +7,16 @@ import math
 import pytest
 import torch
 
-from bench.contract.defense import Client, Local
-from bench.contract.messages import Message, Part
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from tests.conftest import network_for, seen_under
+from tests.uploads import upload_of
 
 SIZE = 100_000
 
 
 def uploaded(defense: GaussianUpdate | LaplaceUpdate, update: torch.Tensor) -> torch.Tensor:
-    zero = {"p": torch.zeros_like(update)}
-    local = Local(
-        broadcast=zero, start=zero, end={"p": update}, const={}, grad_sum={"p": -update}, lr=1.0,
-        steps=1,
-    )  # fmt: skip
-    client = Client(id="c", x=update, y=update, rng={"defense": generator(0, "noise")})
-    sent = Message(
-        kind="update", sender="c", receiver="server", round=0, parts={"p": Part(values=update)}
-    )
-    (upload,) = defense.upload([sent], local, client)
-    return upload.parts["p"].values.double()
+    return upload_of(defense, update, generator(0, "noise")).parts["p"].values.double()
 
 
 def test_gaussian_noise_has_the_stated_std_and_an_update_is_clipped_first() -> None:
@@ -56,14 +45,6 @@ def test_a_short_update_without_noise_passes_unchanged(
     update = torch.linspace(-1, 1, 50)
     out = uploaded(kind(noise_multiplier=0.0, clip_norm=100.0), update)
     assert torch.equal(out, update.double())
-
-
-@pytest.mark.parametrize("kind", [GaussianUpdate, LaplaceUpdate])
-def test_bad_settings_are_refused(kind: type[GaussianUpdate] | type[LaplaceUpdate]) -> None:
-    with pytest.raises(ValueError, match=r"clip_norm must be > 0"):
-        kind(noise_multiplier=1.0, clip_norm=0.0)
-    with pytest.raises(ValueError, match=r"noise_multiplier must be >= 0"):
-        kind(noise_multiplier=math.nan, clip_norm=1.0)
 
 
 def test_the_real_upload_of_a_federation_is_within_the_clip(digits) -> None:  # type: ignore[no-untyped-def]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +26,11 @@ from defenses.pm_sfl import (
 )
 from defenses.pm_sfl_noised import NoisedPMSFL
 from tests.conftest import network_for, seen_under
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import pm_sfl as oracle
 from tests.pm_sfl_clients import _upload
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "pm_sfl.json").read_text())["cases"]
+ORACLE = reference_cases("pm_sfl")
 
 
 def f64(values: Any) -> Tensor:
@@ -205,10 +204,7 @@ COMPUTE: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    kind = next(k for k in COMPUTE if case["name"].startswith(k))
-    computed = COMPUTE[kind](case["inputs"])
-    for key, expected in case["expected"].items():
-        assert computed[key] == pytest.approx(expected, rel=case.get("tol", 1e-5), abs=0), key
+    assert_reference(case, COMPUTE)
 
 
 # --- the straight-through gradient -----------------------------------------------------------

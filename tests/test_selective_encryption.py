@@ -156,24 +156,6 @@ def test_masks_in_plain_sight_prove_nothing_unless_they_are_granted() -> None:
     assert proven.eps_record == pytest.approx(exact)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tau": 1.1}, r"tau must lie in \[0, 1\], got 1\.1"),
-        ({"rho": -0.1}, r"rho must lie in \[0, 1\], got -0\.1"),
-        ({"score": "fisher"}, "'eq12', 'eq3' or 'update', got 'fisher'"),
-        ({"noise_scale": "K"}, "'times_K', 'plain' or 'div_K', got 'K'"),
-        ({"average": "mean"}, "'count' or 'all', got 'mean'"),
-        ({"parameters": "tiny"}, "parameters must be additive or standard, got 'tiny'"),
-        ({"noise_multiplier": -1.0}, r"noise_multiplier must be >= 0 .* got -1\.0"),
-        ({"clip_norm": 0.0}, r"clip_norm must be > 0 .* got 0\.0"),
-    ],
-)
-def test_bad_settings_are_named(registry: Registry, settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        registry.defense("selective_shield", settings)
-
-
 def test_a_wire_counts_a_mask_to_everyone_once_up(digits: Dataset) -> None:
     wire = Wire({}, ["client-0", "client-1", "client-2"])
     part = Part(values=torch.ones(16, dtype=torch.bool), bits=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,9 @@ from bench.privacy.gaussian import renyi_epsilon
 from defenses import ckks
 from defenses.selective_shield import NoiseScale, SelectiveShield
 from tests.docs_modules import formulas
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import selective_shield as oracle
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "selective_shield.json").read_text())[
-    "cases"
-]
-ELSEWHERE = ("ss_fisher", "ss_mask_not_dp", "ss_negotiate", "ss_aggregate", "ss_clip")
-"""Cases of the mechanism, tested with the defense."""
 SCALES: tuple[tuple[str, NoiseScale], ...] = (
     ("printed", "times_K"),
     ("plain", "plain"),
@@ -75,22 +69,15 @@ COMPUTE: dict[str, Any] = {
     },
     "ss_ckks_chunks": _chunks,
 }
-CASES = [c for c in ORACLE if not c["name"].startswith(ELSEWHERE)]
-
-
-def test_every_reference_case_has_one_function() -> None:
-    assert len(CASES) == 16
-    for case in CASES:
-        assert sum(case["name"].startswith(k) for k in COMPUTE) == 1, case["name"]
+CASES = reference_cases(
+    "selective_shield",
+    elsewhere=("ss_fisher", "ss_mask_not_dp", "ss_negotiate", "ss_aggregate", "ss_clip"),
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    kind = next(k for k in COMPUTE if case["name"].startswith(k))
-    computed = COMPUTE[kind](case["inputs"])
-    assert computed.keys() == case["expected"].keys()
-    for key, expected in case["expected"].items():
-        assert computed[key] == pytest.approx(expected, rel=case.get("tol", 1e-5), abs=0), key
+    assert_reference(case, COMPUTE, whole=True)
 
 
 def test_the_grid_is_that_of_opacus() -> None:
@@ -136,12 +123,6 @@ def test_sigma_for_is_the_inverse_of_the_claim() -> None:
         sigma = oracle.sigma_for(epsilon, rounds=7, delta=1e-6)
         found = oracle.claimed_epsilon(sigma=sigma, rounds=7, delta=1e-6)
         assert found == pytest.approx(epsilon, rel=1e-8)
-
-
-def test_a_grid_of_orders_does_not_reach_every_budget() -> None:
-    """Its last order alone costs 0.11 at delta 1e-5, however much noise there is."""
-    assert oracle.sigma_for(0.05, rounds=1, delta=1e-5, grid=True) == math.inf
-    assert oracle.sigma_for(0.05, rounds=1, delta=1e-5) < 100
 
 
 def test_no_round_costs_nothing_and_no_noise_everything() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.contract.defense import Client, Local
-from bench.contract.messages import Message, Part
 from bench.seeding import generator
 from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range
+from tests.oracle import assert_reference, reference_cases
 from tests.oracle import spm as spm_oracle
+from tests.uploads import upload_of
 
-ORACLE = json.loads((Path(__file__).parent / "oracle" / "spm.json").read_text())["cases"]
+ORACLE = reference_cases("spm")
 COMPUTE: dict[str, Any] = {
     "spm_params": lambda i: spm_oracle.mechanism_constants(i["eps"]),
     "spm_variances": lambda i: spm_oracle.variances(i["eps"], i["w"]),
@@ -50,27 +48,15 @@ def _applied(inputs: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    kind = "_".join(case["name"].split("_")[:2])
-    computed = COMPUTE[kind](case["inputs"] | {"name": case["name"]})
-    for key, expected in case["expected"].items():
-        assert computed[key] == pytest.approx(expected, rel=1e-5), key
+    assert_reference(case, COMPUTE)
 
 
 def released(w: float, epsilon: float, variant: Variant, target: str, draws: int) -> torch.Tensor:
     """`draws` releases of a weight (or gradient) w through the defense's real upload."""
     values = torch.full((draws,), w)
-    start = {"p": torch.zeros(draws)}
-    local = Local(
-        broadcast=start, start=start, end={"p": values}, const={}, grad_sum={"p": -values},
-        lr=1.0, steps=1,
-    )  # fmt: skip
-    client = Client(id="c", x=values, y=values, rng={"defense": generator(0, "mc", variant)})
-    kind = "update" if target == "weights" else "gradient"
-    sent = Message(
-        kind=kind, sender="c", receiver="server", round=0, parts={"p": Part(values=values)}
-    )
+    moved = values if target == "weights" else -values
     defense = SPM(epsilon=epsilon, variant=variant, target=target)  # type: ignore[arg-type]
-    (upload,) = defense.upload([sent], local, client)
+    upload = upload_of(defense, moved, generator(0, "mc", variant))
     assert upload.kind == target
     return upload.parts["p"].values.double()
 
@@ -121,16 +107,3 @@ def test_large_budgets_neither_overflow_nor_perturb() -> None:
     low, high = scale_range(700.0, "unbiased")
     assert (low, high) == (1.0, 1.0)
     assert keep_probability(700.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": 0.0}, r"epsilon must lie in \(0, 700\]"),
-        ({"epsilon": 1.0, "variant": "fixed"}, r"variant must be printed, unbiased or sign_rr"),
-        ({"epsilon": 1.0, "target": "labels"}, r"target must be weights or gradient"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SPM(**settings)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from bench.contract.messages import Message, Part, State
+from bench.contract.defense import Local
+from bench.contract.messages import UPLOAD_KINDS, Kind, Message, Part, State, as_kind
 from bench.errors import UserError
 from bench.toolkit.memory import to_device
 
@@ -82,6 +83,16 @@ def sparse(part: Part, sent: Tensor) -> Part:
     present = present & sent
     values = torch.where(present, part.values, 0.0)
     return replace(part, values=values, present=present, absent="zero")
+
+
+def change_uploads(
+    messages: Sequence[Message], kind: Kind, local: Local, change: Callable[[Message], Message]
+) -> list[Message]:
+    """The messages with `change` of every upload, expressed as `kind`, in its place."""
+    return [
+        change(as_kind(m, kind, base=local.broadcast, lr=local.lr)) if m.kind in UPLOAD_KINDS else m
+        for m in messages
+    ]
 
 
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:

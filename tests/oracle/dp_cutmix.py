@@ -11,8 +11,8 @@ from bench.privacy.gaussian import (
     gaussian_std,
     renyi_epsilon,
 )
+from defenses.cutmix import DPSL, DPMixSL
 from defenses.dp_cutmix import DPCutMix
-from defenses.dp_cutmix_rivals import DPSL, DPMixSL
 from defenses.mixer import partition_sizes
 from defenses.noised_smashed import ONE_HOT
 

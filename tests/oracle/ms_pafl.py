@@ -93,23 +93,6 @@ def mean_noise(
     return {"rms_noise_norm": noise, "snr_db_max": 20 * math.log10(clip_norm / noise)}
 
 
-def worst_round(
-    *,
-    p: Sequence[float],
-    q: Sequence[float],
-    epsilon: float,
-    delta: float = PAPER_DELTA,
-    beta: float = PAPER_BETA,
-) -> tuple[float, float]:
-    """(epsilon_c, delta_c) of Theorem 2 (Eq. 19): each the largest over the clients, one p and q
-    a client."""
-    rounds = [
-        single_round(p=a, q=b, epsilon=epsilon, delta=delta, clients=len(p), beta=beta)
-        for a, b in zip(p, q, strict=True)
-    ]
-    return max(e for e, _ in rounds), max(d for _, d in rounds)
-
-
 def claimed(
     *,
     p: float,
