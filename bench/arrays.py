@@ -1,13 +1,10 @@
-"""Arrays of npz files: what they declare is read, and what they would take, before they are."""
+"""Arrays of npz files, and whether this machine's memory holds what is to be made."""
 
 from __future__ import annotations
 
-import math
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import psutil
@@ -15,81 +12,29 @@ import psutil
 from bench.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """Shape and type of an array that has not been read."""
+def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """Read those of the wanted arrays that an npz file has.
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def n_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def declared_arrays(path: Path, wanted: Collection[str]) -> dict[str, Declared]:
-    """Return what the headers of an npz file say of the wanted arrays; nothing else is read.
-
-    Raises UserError for a file that is missing or no npz file.
+    Raises UserError for a file that is missing, damaged or no npz file, and for arrays that this
+    machine's memory does not hold.
     """
-    headers = {}
     try:
         if not path.is_file():
             raise UserError(f"no such file: {path}.")
         with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                if name in headers:
-                    raise ValueError(f"it has two arrays named {name}")
-                if name in wanted:
-                    with archive.open(member) as file:
-                        headers[name] = _read_header(file)
+            members = [(m.filename.removesuffix(".npy"), m.file_size) for m in archive.infolist()]
+        names = [name for name, _ in members if name in wanted]
+        if len(set(names)) < len(names):
+            raise ValueError(f"it has two arrays named {max(names, key=names.count)}")
+        n_bytes = sum(size for name, size in members if name in names)
+        check_memory(n_bytes, f"the arrays of {path}")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {n: np.asarray(arrays[n]) for n in names}
     except UserError:
         raise
     except Exception as error:  # a damaged file makes zipfile and numpy raise whatever it hits
-        raise _read_error(path, error) from error
-    return headers
-
-
-def _read_header(file: IO[bytes]) -> Declared:
-    version = np.lib.format.read_magic(file)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        raise ValueError(f"its arrays are of version {version}, not 1.0 or 2.0")
-    shape, _, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never loaded")
-    if not all(isinstance(side, int) and side >= 0 for side in shape):
-        raise ValueError(f"an array's shape is {shape}")
-    return Declared(shape=shape, dtype=dtype)
-
-
-def read_arrays(
-    path: Path, wanted: Iterable[str], declared: Mapping[str, Declared]
-) -> list[np.ndarray]:
-    """The wanted arrays of an npz file, which `declared_arrays` found in it.
-
-    Raises UserError for a file that is damaged, or arrays that this machine's memory does not hold.
-    """
-    names = list(wanted)
-    check_memory(sum(declared[n].n_bytes for n in names), f"the arrays of {path}")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return [archive[name] for name in names]
-    except Exception as error:  # as above
-        raise _read_error(path, error) from error
-
-
-def _read_error(path: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())[:200]
-    return UserError(f"{path} is truncated or no npz file ({reason or type(error).__name__}).")
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path} is truncated or no npz file ({reason}).") from error
 
 
 def check_memory(n_bytes: float, what: str) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+MOST_OF_KEY = 100
+"""Characters of a key that are shown."""
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
+_SHOWN.maxlevel = 2
 
 
 class UserError(ValueError):
@@ -44,22 +52,21 @@ class Complaints:
 
 
 def problem(error: ValidationError) -> str:
-    """The first problem that was found, as one sentence."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(p) for p in first["loc"])
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if first["type"] == "missing":
-        return f"'{place}' is missing."
-    if not place:
+    """Return the first problem of a validation as one sentence."""
+    return sentence_of(error.errors(include_url=False)[0])
+
+
+def sentence_of(problem: ErrorDetails, *, quote: str = "'") -> str:
+    """Return one problem of a validation as one sentence: its place within quotes, what is wrong,
+    and what was got, cut where that is long."""
+    keys = map(str, problem["loc"])
+    path = ".".join(k if len(k) <= MOST_OF_KEY else f"{k[:MOST_OF_KEY]}..." for k in keys)
+    message = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    if problem["type"] == "missing":
+        return f"the key '{path}' is missing."
+    if not path:
         return f"{message}."
-    text = f"'{place}': {message[:1].lower()}{message[1:]}"
-    if isinstance(first["input"], (dict, list, tuple)):
-        return f"{text}."
-    return f"{text}, got {' '.join(_shown(first['input']).split())}."
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-        return "a very large number"  # Python refuses to print numbers of 4300 digits
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    got = problem["input"]
+    huge = isinstance(got, int) and got.bit_length() > 200  # Python refuses to print 4300 digits
+    shown = "a very large number" if huge else _SHOWN.repr(got)
+    return f"{quote}{path}{quote}: {message[:1].lower()}{message[1:]}, got {shown}."

@@ -6,13 +6,12 @@ import itertools
 import json
 import math
 import re
-import reprlib
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -23,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from bench.errors import UserError
+from bench.errors import MOST_OF_KEY, UserError, sentence_of
 from bench.names import GivenName, close_name, did_you_mean
 from bench.protocols.settings import (
     LEAST_DRAWS,
@@ -43,8 +42,6 @@ from bench.protocols.settings import (
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = 60
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
 """What a suite lists of them; of settings, in one entry."""
 DECIDES_NO_FIGURE = ("timeout_s", "description")
@@ -404,7 +401,8 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     try:
         data = _parse(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is no valid TOML: {_reason(error)}.") from error
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise UserError(f"{place} is no valid TOML: {reason}.") from error
     for override in overrides:
         _override(data, override)
     return suite_of(data, place)
@@ -434,10 +432,6 @@ def suite_of(given: Mapping[str, Any], place: str) -> Suite:
         raise UserError(f"{place}: {_problems(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-
-
 load = read_suite  # scripts that use this module may call it so
 
 
@@ -453,49 +447,13 @@ _TOLD = 20
 
 
 def _problem(problem: ErrorDetails) -> str:
-    message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
-    path = ".".join(_cut(p) for p in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        near = close_name(str(problem["loc"][-1])[:_CUT], _keys_at(problem["loc"]))
-        return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
-    if problem["type"] == "missing":
-        return f"the key '{path}' is missing."
-    if not path:
-        return f"{message}."
-    return f"{path}: {message[:1].lower()}{message[1:]}, got {shown(problem['input'])}."
-
-
-_CUT = 100
-"""Characters of a key that are shown."""
-
-
-def _cut(part: int | str) -> str:
-    text = str(part)
-    return text if len(text) <= _CUT else f"{text[:_CUT]}..."
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
-    return _SHOWN.repr(value)
-
-
-def _keys_at(place: Sequence[int | str]) -> list[str]:
-    """Return the keys that a suite may have where `place` is."""
-    model: type[BaseModel] = Suite
-    for part in place[:-1]:
-        if isinstance(part, str) and part in model.model_fields:
-            # A task's protocol holds some of the keys of the suite's.
-            fields = [m.model_fields[part] for m in (model, Suite) if part in m.model_fields]
-            inner = [m for field in fields for m in _models_in(field.annotation)]
-            model = inner[0] if inner else model
-    return list(model.model_fields)
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Models in a type such as `tuple[TaskSettings, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for part in get_args(annotation) for m in _models_in(part)]
+    if problem["type"] != "extra_forbidden":
+        return sentence_of(problem, quote="")
+    path = ".".join(str(part)[:MOST_OF_KEY] for part in problem["loc"])
+    entries = (DefenseSettings, AttackSettings, TaskSettings, ThreatSettings, ProtocolSettings)
+    known = [key for model in (Suite, *entries) for key in model.model_fields]
+    near = close_name(str(problem["loc"][-1])[:MOST_OF_KEY], known)
+    return f"unknown key '{path}'." + (f" Did you mean '{near}'?" if near else "")
 
 
 def _parse(text: str) -> dict[str, Any]:

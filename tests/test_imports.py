@@ -34,7 +34,7 @@ LAYERS = (
     ("toolkit", "seeding", "arguments", "extensions", "arrays"),
     ("foreign",),
     ("names",),
-    ("api", "privacy.events"),
+    ("api",),
     ("contract.attack", "contract.hooks"),
     ("contract.returns",),
     ("contract.defense",),

@@ -58,19 +58,14 @@ class Facts:
                 raise UserError(f"fact {name} must be >= 1, got {getattr(self, name)}.")
             if getattr(self, name) > _MOST:
                 raise UserError(f"fact {name} must be <= 10^15, got {getattr(self, name)!s:.60}.")
-        if self.participations is not None and not 0 <= self.participations <= self.rounds:
-            raise UserError(
-                f"fact participations must lie in [0, rounds={self.rounds}], "
-                f"got {self.participations}."
-            )
-        if self.fewest is not None and not 1 <= self.fewest <= self.clients:
-            raise UserError(
-                f"fact fewest must lie in [1, clients={self.clients}], got {self.fewest}."
-            )
-        if not 0 <= self.head <= self.parameters:
-            raise UserError(
-                f"fact head must lie in [0, parameters={self.parameters}], got {self.head}."
-            )
+        for name, low, limit in (
+            ("participations", 0, "rounds"),
+            ("fewest", 1, "clients"),
+            ("head", 0, "parameters"),
+        ):
+            value, high = getattr(self, name), getattr(self, limit)
+            if value is not None and not low <= value <= high:
+                raise UserError(f"fact {name} must lie in [{low}, {limit}={high}], got {value}.")
         if not 0 < self.participation <= 1:
             raise UserError(f"fact participation must lie in (0, 1], got {self.participation}.")
         if not 0 < self.delta < 1:

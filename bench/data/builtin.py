@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from bench.data.dataset import Dataset, from_arrays, split_by_class
+from bench.data.dataset import Dataset, from_arrays, split
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -52,8 +54,8 @@ def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
 
     images = data.lfw_subset().astype(np.float32)
     labels = np.repeat([1, 0], 100)
-    names = ("no face", "face")
-    return split_by_class("lfw_subset", images, labels, names, seed=seed, size=size)
+    rng, make = numpy_generator(seed, "split", "lfw_subset"), partial(from_arrays, size=size)
+    return split("lfw_subset", images, labels, ("no face", "face"), rng, make=make)
 
 
 _NAMES = (

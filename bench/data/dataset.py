@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -83,7 +83,7 @@ def checked(data: object, *, what: str) -> Dataset:
     if not isinstance(data, Dataset):
         raise UserError(f"{what} must be a bench.data.Dataset, got {type(data).__name__}.")
     if data.task not in _DIMENSIONS:
-        raise UserError(f"the task of {what} must be {_list(_DIMENSIONS)}, got {data.task!r}.")
+        raise UserError(f"the task of {what} must be image, tabular or signal, got {data.task!r}.")
     names = data.class_names
     if not (isinstance(names, tuple) and all(isinstance(n, str) for n in names) and len(names) > 1):
         raise UserError(f"class_names of {what} must be two texts or more, got {names!r:.200}.")
@@ -173,11 +173,6 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of {value.dtype} {list(value.shape)}"
     return type(value).__name__
-
-
-def _list(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}"
 
 
 def data_folder(name: str, folder: Path | None) -> Path:
@@ -301,22 +296,40 @@ def _from_parts(
     )
 
 
-def split_by_class(
+def split(
     name: str,
-    images: np.ndarray,
-    labels: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
     class_names: tuple[str, ...],
+    rng: np.random.Generator,
     *,
-    seed: int,
-    size: int | None = None,
+    make: Callable[..., Dataset] = from_features,
+    test: Labelled | None = None,
+    clients: np.ndarray | None = None,
 ) -> Dataset:
-    """Make a data set of images with a fifth of every class as test and a fifth as auxiliary
-    part."""
-    stream = numpy_generator(seed, "split", name.partition(":")[0])
-    parts = carve(labels, fractions=(0.2, 0.2), rng=stream)
-    test, aux, train = ((images[p], labels[p]) for p in parts)
-    return from_arrays(
-        name=name, train=train, test=test, aux=aux, class_names=class_names, size=size
+    """Make a data set whose auxiliary part is a fifth of every class or, with clients, a fifth of
+    the clients: public samples never share a client with private ones.
+
+    Args:
+        x: Samples.
+        y: Their labels.
+        make: `from_arrays` or `from_features`, with what is particular to the data.
+        test: Test samples and labels; None: another fifth.
+        clients: Whose each sample is, whole numbers [N]; None: nobody knows.
+    """
+    fractions = (0.2, 0.2) if test is None else (0.2,)
+    if clients is None:
+        *tested, aux, train = carve(y, fractions=fractions, rng=rng)
+    else:
+        *tested, aux, train = carve_clients(clients, fractions=fractions, rng=rng)
+    return make(
+        name=name,
+        train=(x[train], y[train]),
+        test=(x[tested[0]], y[tested[0]]) if test is None else test,
+        aux=(x[aux], y[aux]),
+        class_names=class_names,
+        train_clients=None if clients is None else clients[train],
+        aux_clients=None if clients is None else clients[aux],
     )
 
 

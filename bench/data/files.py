@@ -5,23 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.arrays import Declared, check_memory, declared_arrays, read_arrays
+from bench.arrays import check_memory, read_arrays
 from bench.data.dataset import (
     Dataset,
-    carve,
-    carve_clients,
     check_side,
     classes_of,
     flat,
     from_arrays,
     from_features,
     numbered,
-    split_by_class,
+    split,
 )
 from bench.errors import UserError
 from bench.extensions import in_one_line
@@ -73,19 +72,17 @@ def read_npz(path: Path) -> Packaged:
     Raises:
         UserError: For a file that is missing or wrong, with what is wrong.
     """
-    declared = declared_arrays(path, (*IMAGES, *FEATURES, *_MORE))
-    needed = FEATURES if "train_x" in declared else IMAGES
-    missing = [k for k in needed if k not in declared]
+    arrays = read_arrays(path, (*IMAGES, *FEATURES, *_MORE))
+    needed = FEATURES if "train_x" in arrays else IMAGES
+    missing = [k for k in needed if k not in arrays]
     if missing:
         raise UserError(
             f"{path} lacks the array(s) {', '.join(missing)}; expected "
             f"{', '.join(IMAGES)}, or {', '.join(FEATURES)}, and optionally "
             f"{', '.join(_MORE)}."
         )
-    names = [*needed, *(k for k in _MORE if k in declared)]
-    check_parts(*(declared[k] for k in needed), names=needed, place=str(path))
-    _check_more(declared, samples=declared[needed[0]], place=str(path))
-    arrays = dict(zip(names, read_arrays(path, names, declared), strict=True))
+    check_parts([arrays[k] for k in needed], names=needed, place=str(path))
+    _check_more(arrays, samples=arrays[needed[0]], place=str(path))
     x, tx = arrays[needed[0]], arrays[needed[2]]
     y, ty = flat(arrays[needed[1]]), flat(arrays[needed[3]])
     clients, groups = arrays.get("train_clients"), arrays.get("categorical")
@@ -100,22 +97,31 @@ def read_npz(path: Path) -> Packaged:
     )
 
 
-_Array = Declared | np.ndarray
-
-
-def check_parts(
-    x: _Array, y: _Array, test_x: _Array, test_y: _Array, *, names: Sequence[str], place: str
-) -> None:
+def check_parts(arrays: Sequence[np.ndarray], *, names: Sequence[str], place: str) -> None:
     """Raise UserError for samples and labels of other shapes and types than `Packaged` has.
 
     Args:
+        arrays: Training samples and labels, test samples and labels.
         names: What the four are called, IMAGES or FEATURES.
         place: The file that has them.
     """
-    parts = ((x, y, names[0], names[1]), (test_x, test_y, names[2], names[3]))
-    for samples, labels, what, kind in parts:
-        (_check_images if names is IMAGES else _check_features)(samples, f"{what} of {place}")
-        count = samples.shape[0]
+    named = list(zip(arrays, names, strict=True))
+    for (samples, what), (labels, kind) in (named[:2], named[2:]):
+        if names is IMAGES:
+            sides = samples.shape[1:]
+            fits = samples.dtype == np.uint8 and (len(sides) == 2 or sides[2:] in ((1,), (3,)))
+            expected = "uint8 [N, H, W] or [N, H, W, 1 or 3]"
+        else:
+            fits = samples.dtype.kind == "f" and samples.ndim in (2, 3)
+            expected = (
+                "floating-point numbers [N, features] or [N, channels, length] (images are "
+                f"{IMAGES[0]})"
+            )
+        if not fits:
+            raise UserError(
+                f"{what} of {place} must be {expected}, got {samples.dtype} {list(samples.shape)}."
+            )
+        count = len(samples)
         if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu":
             raise UserError(
                 f"{kind} of {place} must be {count} integers, "
@@ -123,9 +129,9 @@ def check_parts(
             )
 
 
-def _check_more(declared: Mapping[str, Declared], *, samples: Declared, place: str) -> None:
+def _check_more(arrays: Mapping[str, np.ndarray], *, samples: np.ndarray, place: str) -> None:
     """Raise UserError for optional arrays of another shape or type."""
-    names, clients, groups = (declared.get(k) for k in _MORE)
+    names, clients, groups = (arrays.get(k) for k in _MORE)
     if names is not None and (names.ndim != 1 or names.dtype.kind not in "iuUS"):
         raise UserError(
             f"class_names of {place} must be texts [classes], got {names.dtype} "
@@ -156,56 +162,24 @@ def _texts(names: np.ndarray | None) -> tuple[str, ...] | None:
     return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
 
 
-def _check_images(images: _Array, what: str) -> None:
-    if images.dtype != np.uint8 or not (
-        images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
-    ):
-        raise UserError(
-            f"{what} must be uint8 [N, H, W] or [N, H, W, 1 or 3], "
-            f"got {images.dtype} {list(images.shape)}."
-        )
-
-
-def _check_features(samples: _Array, what: str) -> None:
-    if samples.dtype.kind != "f" or samples.ndim not in (2, 3):
-        raise UserError(
-            f"{what} must be floating-point numbers [N, features] or [N, channels, length] "
-            f"(images are {IMAGES[0]}), got {samples.dtype} {list(samples.shape)}."
-        )
-
-
 def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
     """An npz file of images, a table or signals; a fifth of its training part is auxiliary."""
     packaged = read_npz(path)
     if size is not None and not packaged.is_image:
         raise UserError(f"size is of images, but {path} holds none: leave it out.")
-    return with_auxiliary(
-        packaged, name=f"npz:{path}", size=size, rng=numpy_generator(seed, "split", "npz")
+    make = partial(from_arrays, size=size)
+    if not packaged.is_image:
+        make = partial(from_features, categorical=packaged.categorical)
+    return split(
+        f"npz:{path}",
+        packaged.x,
+        packaged.y,
+        packaged.class_names,
+        numpy_generator(seed, "split", "npz"),
+        make=make,
+        test=(packaged.test_x, packaged.test_y),
+        clients=packaged.clients,
     )
-
-
-def with_auxiliary(
-    packaged: Packaged, *, name: str, size: int | None, rng: np.random.Generator
-) -> Dataset:
-    """Return a packaged data set with a fifth of its training part made auxiliary: of every class,
-    or, with clients, of whole clients: public samples never share a client with private ones."""
-    if packaged.clients is None:
-        aux, train = carve(packaged.y, fractions=(0.2,), rng=rng)
-    else:
-        aux, train = carve_clients(packaged.clients, fractions=(0.2,), rng=rng)
-    x, y, owners = packaged.x, packaged.y, packaged.clients
-    parts: dict[str, Any] = {
-        "name": name,
-        "train": (x[train], y[train]),
-        "test": (packaged.test_x, packaged.test_y),
-        "aux": (x[aux], y[aux]),
-        "class_names": packaged.class_names,
-        "train_clients": None if owners is None else owners[train],
-        "aux_clients": None if owners is None else owners[aux],
-    }
-    if packaged.is_image:
-        return from_arrays(**parts, size=size)
-    return from_features(**parts, categorical=packaged.categorical)
 
 
 def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
@@ -241,8 +215,8 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
         for file, _ in files
     ]
     labels = np.array([label for _, label in files])
-    names = tuple(c.name for c in classes)
-    return split_by_class(f"folder:{path}", np.stack(images), labels, names, seed=seed)
+    names, rng = tuple(c.name for c in classes), numpy_generator(seed, "split", "folder")
+    return split(f"folder:{path}", np.stack(images), labels, names, rng, make=from_arrays)
 
 
 def _open_image(file: Path) -> Image:

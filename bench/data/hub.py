@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ from bench.data.dataset import (
     check_side,
     classes_of,
     flat,
+    from_arrays,
+    from_features,
     numbered,
+    split,
 )
-from bench.data.files import Packaged, eight_bits, with_auxiliary
+from bench.data.files import eight_bits
 from bench.errors import UserError
 from bench.extensions import in_one_line
 from bench.names import did_you_mean
@@ -105,10 +108,8 @@ def hf(
             test, train = carve_clients(owners, fractions=(0.2,), rng=rng)
             owners = owners[train]
         x, y = [x[0][train], x[0][test]], [y[0][train], y[0][test]]
-    packaged = Packaged(
-        x=x[0], y=y[0], test_x=x[1], test_y=y[1], class_names=class_names, clients=owners
-    )
-    return with_auxiliary(packaged, name=name, size=None, rng=rng)
+    make: Callable[..., Dataset] = from_arrays if x[0].dtype == np.uint8 else from_features
+    return split(name, x[0], y[0], class_names, rng, make=make, test=(x[1], y[1]), clients=owners)
 
 
 @contextmanager
@@ -202,12 +203,15 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
         check_side(size)
         check_memory(len(images) * size**2 * 3, f"images of size {size}")
     pixels = []
-    for number, image in enumerate(_each(images, what)):
+    for number in range(len(images)):
         try:
-            plain = eight_bits(image)
-        except Exception as error:  # as in `_each`
+            image = images[number]
+            plain = None if image is None else eight_bits(image)
+        except Exception as error:  # a damaged file makes Pillow's readers raise whatever they hit
             reason = error if isinstance(error, UserError) else in_one_line(error)
             raise UserError(f"image {number} of {what} cannot be read ({reason}).") from error
+        if plain is None:
+            raise UserError(f"image {number} of {what} is missing.")
         copy = plain.convert("L" if gray or plain.mode in ("1", "L") else "RGB")
         pixels.append(np.asarray(copy if size is None else ImageOps.fit(copy, (size, size))))
     shapes = {x.shape for x in pixels}
@@ -218,20 +222,6 @@ def _images(images: Any, what: str, *, size: int | None, gray: bool) -> np.ndarr
             "size = ... (and gray = true for gray ones among coloured ones)."
         )
     return np.stack(pixels)
-
-
-def _each(images: Any, what: str) -> Iterator[Any]:
-    """Images, each read as it is asked for. Raises UserError for one that is damaged or missing."""
-    for number in range(len(images)):
-        try:
-            image = images[number]
-        except Exception as error:  # a damaged file makes Pillow's readers raise whatever they hit
-            raise UserError(
-                f"image {number} of {what} cannot be read ({in_one_line(error)})."
-            ) from error
-        if image is None:
-            raise UserError(f"image {number} of {what} is missing.")
-        yield image
 
 
 def _labels(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import numpy as np
 
 from bench.data.dataset import (
     Dataset,
-    carve_clients,
     data_folder,
     flat,
     from_arrays,
     numbered,
+    split,
 )
 from bench.errors import UserError
 from bench.files import check_plain
@@ -67,20 +68,10 @@ def femnist(
     owners = numbered(names)
     count = sum(len(labels) for _, _, labels in first)
     disjoint = second and not {name for name, *_ in first} & {name for name, *_ in second}
-    if disjoint:
-        test = np.arange(count, len(y))
-        aux, train = carve_clients(owners[:count], fractions=(0.2,), rng=rng)
-    else:
-        test, aux, train = carve_clients(owners, fractions=(0.2, 0.2), rng=rng)
-    return from_arrays(
-        name="femnist",
-        train=(x[train], y[train]),
-        test=(x[test], y[test]),
-        aux=(x[aux], y[aux]),
-        class_names=CLASSES,
-        size=size,
-        train_clients=owners[train],
-        aux_clients=owners[aux],
+    test = (x[count:], y[count:]) if disjoint else None
+    kept, make = slice(count if disjoint else None), partial(from_arrays, size=size)
+    return split(
+        "femnist", x[kept], y[kept], CLASSES, rng, make=make, test=test, clients=owners[kept]
     )
 
 

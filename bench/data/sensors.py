@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve_clients, data_folder, from_features
+from bench.data.dataset import Dataset, data_folder, split
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -34,18 +34,9 @@ def uci_har(*, seed: int, data_dir: Path | None) -> Dataset:
     inner = folder / "UCI HAR Dataset"
     folder = inner if inner.is_dir() else folder
     x, y, subjects = _part(folder, "train")
-    tx, ty, _ = _part(folder, "test")
+    test_x, test_y, _ = _part(folder, "test")
     rng = numpy_generator(seed, "split", "uci_har")
-    aux, train = carve_clients(subjects, fractions=(0.2,), rng=rng)
-    return from_features(
-        name="uci_har",
-        train=(x[train], y[train]),
-        test=(tx, ty),
-        aux=(x[aux], y[aux]),
-        class_names=ACTIVITIES,
-        train_clients=subjects[train],
-        aux_clients=subjects[aux],
-    )
+    return split("uci_har", x, y, ACTIVITIES, rng, test=(test_x, test_y), clients=subjects)
 
 
 def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

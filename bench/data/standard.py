@@ -104,5 +104,5 @@ def _read(name: str, data_dir: Path | None, download: bool) -> Packaged:
         for p in (train, test)
     )
     names = getattr(train, "classes", range(10))  # SVHN's are digits
-    check_parts(x, y, tx, ty, names=IMAGES, place=f"torchvision's files under {root}")
+    check_parts((x, y, tx, ty), names=IMAGES, place=f"torchvision's files under {root}")
     return Packaged(x=x, y=y, test_x=tx, test_y=ty, class_names=tuple(map(str, names)))

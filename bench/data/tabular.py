@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, data_folder, from_features
+from bench.data.dataset import Dataset, data_folder, from_features, split
 from bench.errors import UserError
 from bench.files import check_plain
 from bench.seeding import numpy_generator
@@ -23,31 +24,13 @@ _INCOMES = ("<=50K", ">50K", "<=50K.", ">50K.")
 """In the file's training part and, with a dot, in its test part."""
 
 
-def _tabular(
-    name: str,
-    features: np.ndarray,
-    labels: np.ndarray,
-    class_names: tuple[str, ...],
-    categorical: tuple[tuple[int, int], ...],
-    seed: int,
-) -> Dataset:
-    test, aux, train = carve(labels, fractions=(0.2, 0.2), rng=numpy_generator(seed, "split", name))
-    return from_features(
-        name=name,
-        train=(features[train], labels[train]),
-        test=(features[test], labels[test]),
-        aux=(features[aux], labels[aux]),
-        class_names=class_names,
-        categorical=categorical,
-    )
-
-
 def breast_cancer(*, seed: int) -> Dataset:
     """Wisconsin breast cancer of scikit-learn: 569 records, 30 numeric features, 2 classes."""
     from sklearn.datasets import load_breast_cancer
 
     raw = load_breast_cancer()
-    return _tabular("breast_cancer", raw.data, raw.target, tuple(raw.target_names), (), seed)
+    rng = numpy_generator(seed, "split", "breast_cancer")
+    return split("breast_cancer", raw.data, raw.target, tuple(raw.target_names), rng)
 
 
 def adult(
@@ -103,4 +86,6 @@ def adult(
             groups.append((start, start + one_hot.shape[1]))
             start += one_hot.shape[1]
         columns = np.concatenate(blocks, axis=1)
-    return _tabular("adult", columns, labels, ("<=50K", ">50K"), tuple(groups), seed)
+    make = partial(from_features, categorical=tuple(groups))
+    rng = numpy_generator(seed, "split", "adult")
+    return split("adult", columns, labels, _INCOMES[:2], rng, make=make)

@@ -200,28 +200,6 @@ class ModuleNetwork(Network):
             f"{CONSTANT}{n}": v.to(x.device) for n, v in self.constants.items()
         }
 
-    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        calls: dict[str, list[Tensor]] = {name: [] for name in self._norms}
-
-        def record(name: str) -> Any:
-            def enter(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-                over = [d for d in range(args[0].ndim) if d != 1]
-                moments = args[0].mean(dim=over), args[0].var(dim=over, correction=0)
-                calls[name].append(torch.stack(moments))
-
-            return enter
-
-        handles = [
-            norm.register_forward_pre_hook(record(name)) for name, norm in self._norms.items()
-        ]
-        try:
-            self.run(params, x, mode="train")
-        finally:
-            for handle in handles:
-                handle.remove()
-        means = {name: torch.stack(moments).mean(dim=0) for name, moments in calls.items()}
-        return {name: (mean, var) for name, (mean, var) in means.items()}
-
     def _segment(
         self, params: State, buffers: State, x: Tensor, low: int, high: int, mode: str
     ) -> Tensor:
@@ -346,7 +324,9 @@ class ModuleNetwork(Network):
             return {}
         loss = cross_entropy(logits, torch.arange(len(x)) % self.classes)
         outputs = [layer.output for layer in layers]
-        deltas = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+        deltas = torch.autograd.grad(
+            loss, outputs, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
         sums: dict[str, Tensor] = {}
         for layer, delta in zip(layers, deltas, strict=True):
             for name, value in _products(layer, delta).items():
@@ -384,22 +364,18 @@ def _plain_arithmetic() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _products(layer: Layer, delta: Tensor | None) -> dict[str, Tensor]:
+def _products(layer: Layer, delta: Tensor) -> dict[str, Tensor]:
     """A layer's gradients by its parameters, from its input and its output's gradient."""
-    own, a = dict(layer.module.named_parameters(recurse=False)), layer.input.detach()
-    if delta is None:
-        return {f"{layer.name}.{n}": a.new_zeros(p.shape) for n, p in own.items()}
-    channel = delta.ndim - 1 if layer.kind == "linear" else 1
-    over = [d for d in range(delta.ndim) if d != channel]
-    if layer.kind == "linear":
-        weight = delta.reshape(-1, delta.shape[-1]).mT @ a.reshape(-1, a.shape[-1])
-    elif isinstance(layer.module, nn.Conv2d):
-        like = torch.zeros(layer.module.weight.shape, requires_grad=True)
-        (weight,) = torch.autograd.grad(layer.module._conv_forward(a, like, None), like, delta)
+    names = [n for n, _ in layer.module.named_parameters(recurse=False)]
+    own = {n: torch.zeros(layer.module.get_parameter(n).shape, requires_grad=True) for n in names}
+    given = layer.input.detach()
+    if layer.kind == "affine":
+        by_channel = {n: v.view(-1, *(1,) * (given.ndim - 2)) for n, v in own.items()}
+        output = given * by_channel["weight"] + by_channel["bias"]
     else:
-        weight = (delta * a).sum(dim=over)
-    gradients = {"weight": weight, "bias": delta.sum(dim=over)}
-    return {f"{layer.name}.{n}": gradients[n] for n in own}
+        output = functional_call(layer.module, own, (given,))
+    gradients = torch.autograd.grad(output, list(own.values()), delta)
+    return {f"{layer.name}.{n}": g for n, g in zip(own, gradients, strict=True)}
 
 
 def _near(a: Tensor, b: Tensor) -> bool:

@@ -66,21 +66,24 @@ class StaticBatchNorm(nn.Module):
         self.mean: Tensor
         self.var: Tensor
         self.mode = "train"
-        self.recorded: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         places = (1,) * (x.ndim - 2)
         if self.mode == "eval":
             mean, var = self.mean, self.var
         else:
-            over = [d for d in range(x.ndim) if d != 1]
-            mean = x.mean(dim=over)
-            var = (x - mean.unflatten(0, (-1, *places))).square().mean(dim=over)
-            if self.mode == "calibrate":
-                self.recorded = (mean.detach(), var.detach())
+            mean, var = moments(x)
         scale = self.weight * torch.rsqrt(var + self.eps)
         shift = self.bias - mean * scale
         return x * scale.unflatten(0, (-1, *places)) + shift.unflatten(0, (-1, *places))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of [B, C, ...] by channel."""
+    over = [d for d in range(x.ndim) if d != 1]
+    mean = x.mean(dim=over)
+    centre = mean.unflatten(0, (-1, *(1,) * (x.ndim - 2)))
+    return mean, (x - centre).square().mean(dim=over)
 
 
 def normalised(norm: Any, x: Tensor) -> Tensor:
@@ -200,10 +203,6 @@ class Network:
         stages' parameters and all buffers by name."""
         raise NotImplementedError
 
-    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and variance over x [N, ...] of each normalisation's input, by its name."""
-        raise NotImplementedError
-
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
         """Modules with parameters of their own, by the prefix of their names: all of a kind that
         is not "other"."""
@@ -301,10 +300,21 @@ class Network:
         """Buffers for eval mode: each normalisation's statistics over x [N, ...]."""
         if not self._norms:
             return {}
-        with torch.no_grad():
-            recorded = self._norm_statistics(params, x)
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self._norms}
+
+        def record(name: str) -> Any:
+            return lambda _, args: calls[name].append(moments(args[0]))
+
+        handles = [n.register_forward_pre_hook(record(name)) for name, n in self._norms.items()]
+        try:
+            with torch.no_grad():
+                self.run(params, x, mode="train")
+        finally:
+            for handle in handles:
+                handle.remove()
         buffers: dict[str, Tensor] = {}
-        for name, (mean, var) in recorded.items():
+        for name, each in calls.items():
+            mean, var = (torch.stack(values).mean(dim=0) for values in zip(*each, strict=True))
             buffers |= {f"{name}.mean": mean, f"{name}.var": var}
         return buffers
 
@@ -360,14 +370,6 @@ class ChainNetwork(Network):
         if mode == "eval":
             given |= {k: v for k, v in buffers.items() if k.startswith(stages)}
         return functional_call(self._chained[low:high], given, (x,))
-
-    def _norm_statistics(self, params: State, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        self.run(params, x, mode="calibrate")
-        recorded = {}
-        for name, norm in self._norms.items():
-            assert norm.recorded is not None
-            recorded[name], norm.recorded = norm.recorded, None
-        return recorded
 
     def _layers(self) -> Iterator[tuple[str, nn.Module, LayerKind]]:
         for name, module in self._chained.named_modules():

@@ -307,13 +307,13 @@ _EXTREME = 30
 
 def _extremes(defense: Defense, facts: Facts) -> list[str]:
     """The settings and facts farthest from 1, as a user writes them."""
+    values = {**_settings(defense), **vars(facts)}
     sizes = {
         name: abs(math.log10(abs(value)))
-        for name, value in {**_settings(defense), **vars(facts)}.items()
+        for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and value
     }
     blamed = min(_EXTREME, max(sizes.values()))
-    values = {**_settings(defense), **vars(facts)}
     return [f"{name}={values[name]:g}" for name, size in sizes.items() if size >= blamed]
 
 

@@ -76,7 +76,6 @@ class Step:
         grad_sum: The summed directions in which they moved [J, ...] by name, changed in place.
         memory: What the defense's `direction` remembers of each client's steps of the round
             [J, ...] by name, 0 before the first, changed in place.
-        const: Public constants.
     """
 
     number: int
@@ -86,8 +85,6 @@ class Step:
     now: Mapping[str, Tensor]
     grad_sum: Mapping[str, Tensor]
     memory: dict[str, Tensor]
-    const: State
-    defense: Defense
     work: LocalWork
     wire: Wire
 
@@ -95,24 +92,6 @@ class Step:
         """Variables [M, ...] of some clients; the stack itself where they are all."""
         everyone = len(members) == len(self.joined)
         return {n: self.now[n] if everyone else self.now[n][members] for n in names or self.now}
-
-    def descend(self, members: list[int], grads: State) -> None:
-        """Move the clients' variables by their gradients [M, ...]."""
-        everyone = len(members) == len(self.joined)
-        grads = {n: g.detach() for n, g in grads.items()}
-        before = {n: m[members] for n, m in self.memory.items()}
-        directions, memory = self.defense.direction(grads, before, self.number, self.const)
-        for name, after in memory.items():
-            if name not in self.memory:
-                self.memory[name] = after.new_zeros(len(self.joined), *after.shape[1:])
-            self.memory[name][members] = after
-        for name, direction in directions.items():
-            if everyone:
-                self.now[name].sub_(direction, alpha=self.work.lr)
-                self.grad_sum[name].add_(direction)
-            else:
-                self.now[name][members] -= self.work.lr * direction
-                self.grad_sum[name][members] += direction
 
 
 @dataclass(kw_only=True)
@@ -264,8 +243,6 @@ class LocalTraining:
                     now=now,
                     grad_sum=grad_sum,
                     memory=memory,
-                    const=self.const,
-                    defense=self.defense,
                     work=work,
                     wire=wire,
                 )
@@ -291,7 +268,25 @@ class LocalTraining:
             return self.defense.gradient(self.loss(step.work.mode, draw), variables, x, y, draw)
 
         variables, draw = step.variables(members), self._draws(step, members)
-        step.descend(members, self._for_each(gradient, len(members))(variables, x, y, draw))
+        self._descend(step, members, self._for_each(gradient, len(members))(variables, x, y, draw))
+
+    def _descend(self, step: Step, members: list[int], grads: State) -> None:
+        """Move the clients' variables by their gradients [M, ...]."""
+        everyone = len(members) == len(step.joined)
+        grads = {n: g.detach() for n, g in grads.items()}
+        before = {n: m[members] for n, m in step.memory.items()}
+        directions, memory = self.defense.direction(grads, before, step.number, self.const)
+        for name, after in memory.items():
+            if name not in step.memory:
+                step.memory[name] = after.new_zeros(len(step.joined), *after.shape[1:])
+            step.memory[name][members] = after
+        for name, direction in directions.items():
+            if everyone:
+                step.now[name].sub_(direction, alpha=step.work.lr)
+                step.grad_sum[name].add_(direction)
+            else:
+                step.now[name][members] -= step.work.lr * direction
+                step.grad_sum[name][members] += direction
 
     def _samples(self, step: Step, members: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples [M, B, ...] and targets [M, B, C] of the clients' present batches."""

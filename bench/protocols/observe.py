@@ -12,8 +12,8 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client
 from bench.contract.events import Round
-from bench.contract.mechanisms import Mechanism, averaged
-from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, State, detached
+from bench.contract.mechanisms import averaged
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, State, detached
 from bench.errors import UserError
 from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
@@ -197,7 +197,10 @@ def _view(
     if read:
         others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in read]
         messages = (*others, *read.values())
-    known_round = round_of(federation, victims, lr=protocol.lr, parameters=_upload_size(messages))
+    uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
+    largest = max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])
+    known_round = round_of(federation, victims, lr=protocol.lr, parameters=largest)
+    mechanisms = defense.mechanisms_in(known_round)
     known: dict[str, Any] = {
         "batch": victims.batch,
         "local_steps": victims.steps,
@@ -206,7 +209,7 @@ def _view(
         "mode": threat.mode,
         "threat": threat.describe(),
         "defense": dict(defense_known),
-        "mechanisms": [m.to_dict() for m in defense.mechanisms_in(known_round)],
+        "mechanisms": [m.to_dict() for m in mechanisms],
     }
     if read:
         left = [m for m in known["mechanisms"] if m["of"] not in UPLOAD_KINDS]
@@ -215,7 +218,13 @@ def _view(
         known["cut"] = place
     elif defense.only_sums and not read:
         truth = as_one(truth, victims.batch)
-        known |= _sum_facts(known, defense.mechanisms_in(known_round), len(victims.ids))
+        count = len(victims.ids)
+        known |= {
+            "batch": victims.batch * count,
+            "samples": victims.samples * count,
+            "summed": count,
+            "mechanisms": [m.to_dict() for m in averaged(mechanisms, count)],
+        }
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
         known["truth_labels"] = truth.y.tolist()
@@ -268,19 +277,6 @@ def as_one(truth: Truth, batch: int) -> Truth:
     return Truth(x=joined(truth.x), y=joined(truth.y))
 
 
-def _sum_facts(
-    known: Mapping[str, Any], mechanisms: Sequence[Mechanism], count: int
-) -> dict[str, Any]:
-    """Return the facts of the mean upload of `count` clients that differ from those of one
-    upload."""
-    return {
-        "batch": known["batch"] * count,
-        "samples": known["samples"] * count,
-        "summed": count,
-        "mechanisms": [m.to_dict() for m in averaged(mechanisms, count)],
-    }
-
-
 def _victims(
     federation: Federation,
     protocol: ProtocolSettings,
@@ -331,9 +327,3 @@ def order_of(
         again = torch.randperm(len(own), generator=generator(seed, *streams, *names))
         rows.append(own if epoch == 0 and earlier is None else own[again])
     return torch.cat(rows)
-
-
-def _upload_size(messages: Sequence[Message]) -> int:
-    """Count the values of the largest upload, at least 1."""
-    uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
-    return max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])

@@ -195,7 +195,7 @@ class SplitFederation(Federation):
             by_q = torch.stack([_pull_back(sent[c], returned[c]) for c in ids])
             x, y = (torch.stack([samples[c][k] for c in ids]) for k in (0, 1))
             f = torch.stack([features[c] for c in ids]) if features else None
-            self._descend(step, members, draws[key], (x, y, by_q, f))
+            self._step_back(step, members, draws[key], x, y, by_q, f)
 
     def _bottom(self, step: Step, members: Sequence[int], draw: State, x: Tensor) -> Tensor:
         """Activations [M, B, ...] of the clients' batches."""
@@ -355,19 +355,22 @@ class SplitFederation(Federation):
         return self.network.run(weights, x, mode=mode, buffers=self.buffers, **ends)
 
     # --- the clients' gradients -----------------------------------------------------------------
-    def _descend(
+    def _step_back(
         self,
         step: Step,
         members: list[int],
         draw: State,
-        data: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        x: Tensor,
+        y: Tensor,
+        by_q: Tensor,
+        features: Tensor | None,
     ) -> None:
         """Move the clients' variables.
 
-        `data` has samples, targets, the losses' gradients by the activations, and the features of
-        the clients' heads (private labels).
+        Args:
+            by_q: The losses' gradients by the activations.
+            features: Of the clients' heads (private labels).
         """
-        x, y, by_q, features = data
         cut = str(step.joined[members[0]].cut)
 
         def gradient(
@@ -387,7 +390,7 @@ class SplitFederation(Federation):
         grads = self._for_each(gradient, len(members))(
             step.variables(members, held), x, y, by_q, features, draw
         )
-        step.descend(members, grads)
+        self._descend(step, members, grads)
 
 
 def _leaf(part: Part) -> Part:
