@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.cli.comparing import compare as command
+from bench.cli.reports import compare as command
 from bench.harness.store import Store
 from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (

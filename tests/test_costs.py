@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from bench import suite as suites
 from bench.cli import planning
 from bench.cli.options import console
-from bench.harness import costs as module
+from bench.harness import forecast as module
 from bench.harness import launch
-from bench.harness.costs import Cost, Costs, Group, finished, group_of, shipped
 from bench.harness.environment import Environment
+from bench.harness.forecast import Cost, Costs, Group, finished, group_of, shipped
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import (

@@ -24,7 +24,7 @@ LAYERS = (
     ("harness.scoring",),
     ("harness.train", "harness.attack"),
     ("harness.cascade", "harness.work"),
-    ("harness.costs", "harness.keys"),
+    ("harness.keys",),
     ("harness.environment", "harness.sources", "harness.shared"),
     ("harness.plan", "harness.store"),
     ("sandbox",),

@@ -200,7 +200,6 @@ def test_what_no_job_executes_rekeys_nothing(tree: Tree, folder: str) -> None:
         "bench/__init__.py",
         "bench/suite.py",
         "bench/results.py",
-        "bench/harness/costs.py",
         "bench/harness/forecast.py",
         "bench/harness/plan.py",
         "bench/harness/runner.py",

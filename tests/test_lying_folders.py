@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import bench
 from bench.errors import UserError
-from bench.records.archive import ARCHIVE
+from bench.records.files import ARCHIVE
 from bench.report.files import Files
 from tests.small_folders import SUITE, call, go, said
 

@@ -36,7 +36,7 @@ from bench.api import (
     without_law,
 )
 from bench.sandbox.conformance.playground import Ground
-from bench.sandbox.conformance.probes import mechanisms_on, pairs_of
+from bench.sandbox.conformance.proofs import mechanisms_on, pairs_of
 from bench.sandbox.noise import checks_of
 from defenses.bounded_ldp import PNPM, Duchi, PMPiecewise
 from defenses.noise import GaussianUpdate, LaplaceUpdate

@@ -26,7 +26,7 @@ import bench
 from bench import records
 from bench import suite as suites
 from bench.cli import app
-from bench.cli.outside import merge as merge_command
+from bench.cli.capturing import merge as merge_command
 from bench.harness.merge import merge, notes
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of, write_whole

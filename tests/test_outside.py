@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import bench
-from bench.cli.outside import export as export_command
-from bench.cli.outside import score as score_command
+from bench.cli.capturing import export as export_command
+from bench.cli.capturing import score as score_command
 from bench.harness.environment import Environment, dataset_of
 from bench.harness.store import Store, key_of, staged, write_whole
 from bench.outside.exports import export

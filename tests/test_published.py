@@ -18,7 +18,7 @@ from bench.errors import UserError
 from bench.harness.store import Store
 from bench.records import ARCHIVE, PACKED_RUN, NoResult, Run, pack, read_json, unpack
 from bench.report import leaderboard
-from bench.report.publishing import README, readme, write_published
+from bench.report.files import README, readme, write_published
 from tests.conftest import Run as Runs
 
 RESULTS = Path(__file__).parents[1] / "results"

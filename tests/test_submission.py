@@ -28,9 +28,8 @@ from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
 from bench.records.submitted import read_verified, verified_beside
 from bench.report.files import Files
 from bench.submission.authoring import write_new
-from bench.submission.documents import write_manifest
+from bench.submission.documents import marks, write_manifest
 from bench.submission.figures import Comparison, compare
-from bench.submission.marks import marks
 from bench.submission.packing import _check_data, _without_paths, submit
 from bench.submission.rerunning import load_plugins
 from bench.submission.staged import Rerun, trainings_of

@@ -14,20 +14,7 @@ from typing import Annotated
 import typer
 
 import bench
-from bench.cli import (
-    capturing,
-    catalogue,
-    comparing,
-    outside,
-    planning,
-    plugins,
-    privacy,
-    reports,
-    runs,
-    sweeping,
-    tuning,
-    verifying,
-)
+from bench.cli import capturing, planning, plugins, privacy, reports, runs, verifying
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,16 +25,16 @@ app = typer.Typer(
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Run": {
         "run": runs.run,
-        "sweep": sweeping.sweep,
-        "tune": tuning.tune,
+        "sweep": runs.sweep,
+        "tune": runs.tune,
         "plan": planning.plan,
-        "list": catalogue.list_,
+        "list": plugins.list_,
     },
     "Read": {
         "report": reports.report,
-        "compare": comparing.compare,
+        "compare": reports.compare,
         "site": reports.site,
-        "merge": outside.merge,
+        "merge": capturing.merge,
     },
     "Epsilon": {"ledger": privacy.ledger, "audit": privacy.audit},
     "Your own defense or attack": {
@@ -57,7 +44,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "verify": verifying.verify,
     },
     "Your own run": {"attack": capturing.attack},
-    "Outside tools": {"export": outside.export, "score": outside.score},
+    "Outside tools": {"export": capturing.export, "score": capturing.score},
 }
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():

@@ -155,7 +155,7 @@ def audit(
     that fails ends it with exit code 1."""
     with options.plain_errors():
         from bench.records import to_json
-        from bench.report import audits
+        from bench.report import accounts
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
@@ -174,10 +174,10 @@ def audit(
             if as_json:
                 typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
             else:
-                options.console.print(audits.failure(fault), highlight=False)
+                options.console.print(accounts.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
         typer.echo(to_json(document | result.to_dict()))
         return
-    for block in audits.terminal(result):
+    for block in accounts.terminal(result):
         options.console.print(block, highlight=False)

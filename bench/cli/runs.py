@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.cli import options
 from bench.cli.reports import publish
+from bench.errors import UserError
 
 if TYPE_CHECKING:
     from bench.harness.executors.task import Executor
@@ -17,6 +20,159 @@ if TYPE_CHECKING:
     from bench.harness.plan import Plan
     from bench.harness.runner import Report
     from bench.harness.store import Store
+    from bench.records import Row
+    from bench.suite import Suite
+    from bench.tuning import Search
+
+_NAME = 18
+"""Width of a defense's name in the table, so that three losses fit 80 columns."""
+
+
+def tune(
+    suite: options.SuiteName,
+    loss: Annotated[
+        str, typer.Option("--loss", help="Points of accuracy that settings may lose: 1,5,10.")
+    ] = "1,5,10",
+    steps: Annotated[
+        int, typer.Option("--steps", min=0, max=60, help="Bisections; 0: the ends alone.")
+    ] = 6,
+    device: options.Device = "auto",
+    jobs: options.Jobs = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The suite to write; default NAME_tuned.toml.")
+    ] = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
+) -> None:
+    """Find each defense's strongest settings that lose just so much accuracy, and write a suite.
+
+    Only trainings are run, in leakbench-runs/NAME-tune; a search that was stopped goes on where it
+    was. What declares no strength stays in the suite as it is.
+    """
+    with options.plain_errors():
+        from bench import suite as suites
+        from bench import tuning
+        from bench.harness import launch
+        from bench.harness.environment import registry_for
+        from bench.report import leaderboard
+
+        losses = _losses(loss)
+        env = options.chosen_environment(device, data_dir, download, plugin)
+        original = suites.read_suite(suite)
+        target = out or Path(f"{original.name}_tuned.toml")
+        if target.exists() and out is None:
+            raise UserError(f"{target} exists; name another file by --out, or this one.")
+        folder = Path("leakbench-runs") / f"{original.name}-tune"
+
+        def play(changed: Suite) -> Sequence[Row]:
+            carry_out_here(*launch.planned(changed, {}, env), folder, jobs)
+            return leaderboard.rows(folder)
+
+        registry = registry_for(env.plugins)
+        searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
+        text = tuning.tuned_text(suites.suite_text(suite)[0], original, searches, losses, registry)
+        options.write_out(target, text)
+        options.console.print()
+        options.console.print(_table(searches, losses))
+        options.say(f"Written: {target}. Run it: leakbench run {target}")
+
+
+def _losses(text: str) -> list[float]:
+    """Shares of test samples that "1,5,10" stands for."""
+    try:
+        points = [float(part) for part in text.split(",")]
+    except ValueError:
+        points = [-1.0]
+    if not all(0 <= p <= 100 for p in points) or len(set(points)) < len(points):
+        raise UserError(f"--loss takes different points of accuracy, as 1,5,10, got '{text}'.")
+    return sorted(p / 100 for p in points)
+
+
+def _table(searches: Sequence[Search], losses: Sequence[float]) -> Any:
+    """Return a table with each search's value per loss, and its accuracy drop in points."""
+    table = options.open_table("The strongest settings, and the points of accuracy that they lose")
+    table.add_column("defense", overflow="fold", max_width=_NAME)
+    for name in ("task", "setting"):
+        table.add_column(name, no_wrap=True)
+    for loss in losses:
+        table.add_column(f"<= {100 * loss:g} pt", justify="right")
+    for search in searches:
+        best = [search.best(loss) for loss in losses]
+        cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
+        others = " ".join(f"{k}={v}" for k, v in search.settings.items())
+        name = f"{search.defense} {others}".strip()
+        table.add_row(name, str(search.task), search.strength.setting, *cells)
+    return table
+
+
+def sweep(
+    suite: options.SuiteName,
+    over: Annotated[
+        str,
+        typer.Option(
+            "--over",
+            help="key=value,value,...: threat.batch=1,8,32 (of every threat), or a path as of "
+            "--set: protocol.rounds=10,30, defenses.0.settings.epsilon=1,8.",
+        ),
+    ],
+    only: options.Only = None,
+    set_: options.Set = None,
+    device: options.Device = "auto",
+    jobs: options.Jobs = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    plugin: options.PluginFile = None,
+    figures: Annotated[str, typer.Option("--figures", help="Formats: pdf,png,svg.")] = "png",
+) -> None:
+    """Run a suite once for every value of one key, and draw leakage over it.
+
+    Every value has a result folder of its own, OUT/KEY=VALUE, as `run` makes it; OUT/sweep.csv and
+    OUT/figures hold all. A sweep that was stopped goes on where it was.
+    """
+    with options.plain_errors():
+        from bench.harness.store import write_whole
+        from bench.report import leaderboard
+        from bench.report import sweep as sweeps
+        from bench.report.paper import check_format
+        from bench.suite import parse_value
+
+        key, texts = options.values_over(over)
+        formats = [f.strip() for f in figures.split(",") if f.strip()]
+        for name in formats:
+            check_format(name)
+        env = options.chosen_environment(device, data_dir, download, plugin)
+        # All are checked before the first is run.
+        plans = {
+            text: options.planned(suite, only, [*(set_ or ()), f"{key}={text}"], env)
+            for text in texts
+        }
+        name = next(iter(plans.values()))[0].suite.name
+        base = out or Path("leakbench-runs") / f"{name}-over-{re.sub(r'[^A-Za-z0-9.]', '_', key)}"
+        swept: dict[Any, Any] = {}
+        failed = 0
+        for text, (plan, keys) in plans.items():
+            folder = base / re.sub(r"[^A-Za-z0-9.=+-]", "_", f"{key}={text}")
+            options.say(f"{key}={text}", style="bold")
+            failed += len(carry_out_here(plan, keys, folder, jobs).failures)
+            swept[parse_value(text)] = leaderboard.load(folder)
+        write_whole(base / "sweep.csv", sweeps.to_csv(key, swept))
+        paths = sweeps.write_figures(key, swept, base, formats)
+        for title, settings in sweeps.curves(key, swept).items():
+            table = options.open_table(f"{title}: leakage")
+            table.add_column("setting", overflow="fold")
+            for value in swept:
+                table.add_column(str(value), justify="right")
+            for setting, points in settings.items():
+                cells = {value: f"{leakage.mean:.2f}" for value, leakage in points}
+                table.add_row(setting, *(cells.get(value, "-") for value in swept))
+            options.console.print()
+            options.console.print(table)
+        options.say(f"Written: {base / 'sweep.csv'} and {len(paths)} figures beside it.")
+    if failed:
+        raise typer.Exit(1)
+
 
 _LOCAL = (
     *("--out", "--data-dir", "--jobs", "--memory"),

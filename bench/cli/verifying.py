@@ -64,8 +64,8 @@ def verify(
         from bench.harness.runner import cell_label, label_of
         from bench.records.submitted import digest_of
         from bench.submission import staged, verification
+        from bench.submission.documents import marks_of
         from bench.submission.isolation import isolation
-        from bench.submission.marks import marks_of
         from bench.suite import parse_pairs
 
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import checked_arguments
-from bench.data import builtin, files, hub, leaf, sensors, standard, tabular
+from bench.data import builtin, files, hub, standard
 from bench.data.dataset import (
     Dataset,
     carve,
@@ -40,10 +40,10 @@ LOADERS: Mapping[str, Loader] = {
     "digits": builtin.digits,
     "photos": builtin.photos,
     "lfw_subset": builtin.lfw_subset,
-    "breast_cancer": tabular.breast_cancer,
-    "adult": tabular.adult,
-    "femnist": leaf.femnist,
-    "uci_har": sensors.uci_har,
+    "breast_cancer": standard.breast_cancer,
+    "adult": standard.adult,
+    "femnist": files.femnist,
+    "uci_har": standard.uci_har,
     **{name: partial(standard.standard, name) for name in standard.TORCHVISION},
 }
 PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz, "hf": hub.hf}

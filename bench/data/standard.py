@@ -9,14 +9,165 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from bench.data.dataset import Dataset, carve, data_folder, from_arrays
+from bench.data.dataset import Dataset, carve, data_folder, from_arrays, from_features, split
 from bench.data.files import IMAGES, Packaged, check_parts, read_npz
 from bench.errors import UserError
 from bench.extensions import in_one_line
+from bench.files import check_plain
 from bench.seeding import numpy_generator
+
+_COLUMNS = (
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
+    "capital-gain capital-loss hours-per-week native-country income"
+)
+_NUMERIC = "age fnlwgt education-num capital-gain capital-loss hours-per-week"
+ADULT_COLUMNS, ADULT_NUMERIC = tuple(_COLUMNS.split()), tuple(_NUMERIC.split())
+_CATEGORIES = tuple(c for c in ADULT_COLUMNS[:-1] if c not in ADULT_NUMERIC)
+_INCOMES = ("<=50K", ">50K", "<=50K.", ">50K.")
+"""In the file's training part and, with a dot, in its test part."""
+
+
+def breast_cancer(*, seed: int) -> Dataset:
+    """Wisconsin breast cancer of scikit-learn: 569 records, 30 numeric features, 2 classes."""
+    from sklearn.datasets import load_breast_cancer
+
+    raw = load_breast_cancer()
+    rng = numpy_generator(seed, "split", "breast_cancer")
+    return split("breast_cancer", raw.data, raw.target, tuple(raw.target_names), rng)
+
+
+def adult(
+    *, seed: int, data_dir: Path | None, features: Literal["one_hot", "codes"] = "one_hot"
+) -> Dataset:
+    """UCI Adult from `DATA_DIR/adult/adult.data`: 6 numeric columns, 8 of categories.
+
+    Missing values ("?") are a category of their own. The file is never downloaded.
+
+    Args:
+        features: `one_hot`: the numeric columns, then a group of one-hot columns for each other.
+            `codes`: the file's 14 columns in its order, each one number, a category by its place
+            among the sorted ones; all 14 are standardised.
+    """
+    import pandas as pd
+
+    path = data_folder("adult", data_dir) / "adult" / "adult.data"
+    try:
+        check_plain(path, links=True)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"no such file: {path}; leakbench does not download it, fetch adult.data from the "
+            "UCI repository."
+        ) from error
+    kinds = {c: np.float64 if c in ADULT_NUMERIC else str for c in ADULT_COLUMNS}
+    try:
+        table = pd.read_csv(
+            path,
+            header=None,
+            names=list(ADULT_COLUMNS),
+            skipinitialspace=True,
+            index_col=False,
+            dtype=kinds,
+            keep_default_na=False,
+        )
+    except ValueError as error:
+        raise UserError(f"{path} is truncated or not the UCI file ({error}).") from error
+    if not table["income"].isin(_INCOMES).all() or len(table) < 100:
+        raise UserError(
+            f"{path} is truncated or not the UCI file: expected rows of {len(ADULT_COLUMNS)} "
+            f"values, the last {' or '.join(_INCOMES[:2])}, got a table of {list(table.shape)}."
+        )
+    labels = (table["income"].str.startswith(">50K")).to_numpy(dtype=np.int64)
+    groups, start = [], len(ADULT_NUMERIC)
+    if features == "codes":
+        coded = {c: pd.Categorical(table[c]).codes for c in _CATEGORIES}
+        columns = table[list(ADULT_COLUMNS[:-1])].assign(**coded).to_numpy(dtype=np.float64)
+    else:
+        blocks = [table[list(ADULT_NUMERIC)].to_numpy(dtype=np.float64)]
+        for column in _CATEGORIES:
+            one_hot = pd.get_dummies(table[column]).to_numpy(dtype=np.float64)
+            blocks.append(one_hot)
+            groups.append((start, start + one_hot.shape[1]))
+            start += one_hot.shape[1]
+        columns = np.concatenate(blocks, axis=1)
+    make = partial(from_features, categorical=tuple(groups))
+    rng = numpy_generator(seed, "split", "adult")
+    return split("adult", columns, labels, _INCOMES[:2], rng, make=make)
+
+
+CHANNELS = tuple(
+    f"{what}_{axis}" for what in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
+LENGTH = 128
+"""Values of a window: 2.56 s at 50 Hz."""
+ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
+
+
+def uci_har(*, seed: int, data_dir: Path | None) -> Dataset:
+    """Six activities of 30 people by a smartphone's sensors: signals of 9 channels, 128 values.
+
+    Read are the publisher's files in `DATA_DIR/uci_har`, as they are or in a folder `UCI HAR
+    Dataset`. Its test subjects are the test part, a fifth of its training subjects is auxiliary,
+    and the others are the clients of `partition = "natural"`. A subject's windows overlap by half.
+    Source: Anguita et al. 2013, "A public domain dataset for human activity recognition using
+    smartphones" (ESANN).
+
+    Raises:
+        UserError: For files that are missing or of another form, or a single training subject.
+    """
+    folder = data_folder("uci_har", data_dir) / "uci_har"
+    inner = folder / "UCI HAR Dataset"
+    folder = inner if inner.is_dir() else folder
+    x, y, subjects = _part(folder, "train")
+    test_x, test_y, _ = _part(folder, "test")
+    rng = numpy_generator(seed, "split", "uci_har")
+    return split("uci_har", x, y, ACTIVITIES, rng, test=(test_x, test_y), clients=subjects)
+
+
+def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows [N, 9, 128], labels [N] from 0, and subjects [N]."""
+    signals = folder / part / "Inertial Signals"
+    x = np.stack([_table(signals / f"{c}_{part}.txt", LENGTH) for c in CHANNELS], axis=1)
+    y, subjects = (_whole(folder / part / f"{what}_{part}.txt") for what in ("y", "subject"))
+    if not len(x) == len(y) == len(subjects):
+        raise UserError(
+            f"the files of {folder / part} have {len(x)} windows, {len(y)} labels and "
+            f"{len(subjects)} subjects, expected as many of each."
+        )
+    return x, y - 1, subjects
+
+
+def _whole(file: Path) -> np.ndarray:
+    """Read the whole numbers [N] of a text file."""
+    numbers = _table(file, 1)[:, 0]
+    if not ((numbers == np.floor(numbers)) & (np.abs(numbers) < 1e6)).all():
+        raise UserError(f"{file} must hold whole numbers below a million, one a line.")
+    return numbers.astype(np.int64)
+
+
+def _table(file: Path, columns: int) -> np.ndarray:
+    """Read the numbers [N, columns] of a text file."""
+    import pandas as pd
+
+    if not file.is_file():
+        raise UserError(
+            f"no such file: {file}; leakbench does not download it, fetch the UCI HAR Dataset from "
+            "the UCI repository."
+        )
+    try:
+        values = pd.read_csv(file, sep=r"\s+", header=None, dtype=np.float64).to_numpy()
+    except ValueError as error:
+        raise UserError(f"{file} is truncated or no table of numbers ({error}).") from error
+    if values.shape[1] != columns or not np.isfinite(values).all():
+        raise UserError(
+            f"{file} is truncated or of another form: expected rows of {columns} finite number(s), "
+            f"got a table {list(values.shape)}."
+        )
+    return values
+
 
 TORCHVISION = {
     "mnist": "MNIST",

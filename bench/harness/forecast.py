@@ -2,19 +2,207 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeAlias
+from statistics import median
+from typing import Any, NamedTuple, TypeAlias
 
 from bench.errors import UserError
-from bench.harness.costs import Cost, Costs, finished, shipped
+from bench.harness.environment import Environment, dataset_of, shares_of
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.store import Store
-from bench.records import AttackJob, TrainJob
+from bench.protocols.local_training import LocalWork
+from bench.protocols.settings import MOST_RECORDED
+from bench.records import (
+    AttackJob,
+    AttackRecord,
+    TrainJob,
+    TrainRecord,
+    canonical,
+    settled,
+    to_json,
+)
+
+_SHARED = (5, 3, 2)
+"""How many leading parts of their groups two jobs share, the most similar first."""
+
+
+class Group(NamedTuple):
+    """Jobs that cost the same per unit of work."""
+
+    stage: str
+    device: str
+    plugin: str
+    protocol: str
+    model: str
+
+
+class Cost(NamedTuple):
+    """What a job takes, measured or estimated, or the medians of several jobs.
+
+    Attributes:
+        group: Of the jobs that were measured.
+        seconds: Per unit of work if `grows`, else of the whole job.
+        grows: Whether seconds are proportional to the job's work.
+        n_bytes: On disk, record included.
+        host: Peak bytes of the process, None if unknown.
+        gpu: Peak bytes of tensors on the GPU, None if unknown.
+    """
+
+    group: Group
+    seconds: float
+    grows: bool
+    n_bytes: float
+    host: float | None = None
+    gpu: float | None = None
+
+
+def group_of(job: TrainJob | AttackJob, device: str) -> Group:
+    """The group of a job on a device, cpu or cuda with or without a number."""
+    if isinstance(job, AttackJob):
+        return group_of(job.train, device)._replace(stage="attack", plugin=job.attack)
+    task, kind = job.task, device.split(":")[0]
+    return Group("train", kind, job.defense, job.protocol.name, task.model)
+
+
+def threat_size(job: AttackJob) -> float:
+    """Samples that an attack reconstructs, counted in every observed round."""
+    threat, protocol = job.threat, job.train.protocol
+    if threat.recorded:
+        steps = protocol.local_steps or 1
+        return float(MOST_RECORDED * protocol.participants * steps * protocol.batch)
+    return float(threat.victims * threat.batch * threat.local_steps * threat.rounds)
+
+
+def finished(folder: Path) -> dict[str, Cost | None]:
+    """Return the cache keys of a result folder's finished jobs, or a published one's, and their
+    costs.
+
+    A cost is None where the job was not applicable or the record does not hold its inputs.
+    """
+    store, costs = Store(folder), dict[str, Cost | None]()
+    trainings = dict[str, TrainJob]()
+    for key in store.keys("train"):
+        record = store.read("train", key, lenient=True)
+        if settled(record):
+            costs[key] = None
+        if isinstance(record, TrainRecord) and record.inputs:
+            job = trainings[key] = record.inputs
+            steps, protocol = record.facts.local_steps, job.protocol
+            work = float(max(1, record.rounds_played) * protocol.participants * steps)
+            costs[key] = _cost(record, job, record.seconds, work)
+    for key in store.keys("attack"):
+        outcome = store.read("attack", key, lenient=True)
+        if settled(outcome):
+            costs[key] = None
+        if isinstance(outcome, AttackRecord) and outcome.inputs and outcome.train in trainings:
+            train = trainings[outcome.train]
+            if outcome.inputs.threat in {t.name for t in train.threats}:
+                attack = outcome.inputs.on(train)
+                work = attack.budget * threat_size(attack) if outcome.gradient_evaluations else 0
+                seconds = outcome.seconds + (outcome.doubled.seconds if outcome.doubled else 0.0)
+                costs[key] = _cost(outcome, attack, seconds, work)
+    return costs
+
+
+def _cost(
+    record: TrainRecord | AttackRecord,
+    job: TrainJob | AttackJob,
+    seconds: float,
+    work: float,
+) -> Cost:
+    group, per_unit = group_of(job, record.device), seconds / (work or 1)
+    n_bytes = len(to_json(record)) + sum((record.files or {}).values())
+    peaks = record.memory.get("host"), record.memory.get("device")
+    return Cost(group, per_unit, work > 0, n_bytes, *peaks)
+
+
+def _middle(costs: Sequence[Cost]) -> Cost:
+    """The medians of some costs: of seconds, over those that grow if these are at least half."""
+    grows = 2 * sum(c.grows for c in costs) >= len(costs)
+    return Cost(
+        group=costs[0].group,
+        seconds=median(c.seconds for c in costs if c.grows == grows),
+        grows=grows,
+        n_bytes=median(c.n_bytes for c in costs),
+        host=_median(c.host for c in costs),
+        gpu=_median(c.gpu for c in costs),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return median(known) if known else None
+
+
+def shipped() -> list[Cost]:
+    """Return the costs that come with leakbench; `costs.json` says where and how they were
+    measured."""
+    data = json.loads((files("bench.harness") / "costs.json").read_text(encoding="utf-8"))
+    rows = (row for source in data["sources"] for row in source["costs"])
+    return [Cost(Group(*group), *figures) for group, *figures in rows]
+
+
+class Costs:
+    """Estimates what jobs cost.
+
+    Args:
+        sources: Costs of each origin; of equally similar jobs, those of the first origin count.
+        env: Where the jobs' data sets are.
+    """
+
+    def __init__(self, sources: Iterable[Iterable[Cost | None]], env: Environment) -> None:
+        self._env = env
+        self._near: dict[tuple[str, ...], list[Cost]] = {}
+        for source in sources:
+            near = defaultdict[tuple[str, ...], list[Cost]](list)
+            groups = defaultdict[Group, list[Cost]](list)
+            for measured in filter(None, source):
+                groups[measured.group].append(measured)
+            for cost in map(_middle, groups.values()):
+                for shared in _SHARED:
+                    near[cost.group[:shared]].append(cost)
+            self._near = {**near, **self._near}
+        self._steps = dict[str, int]()
+        self._known = dict[tuple[Group, float], Cost | None]()
+        self.devices = sorted({group[1] for group in self._near})
+        """Kinds of device, cpu or cuda, on which jobs were measured."""
+
+    def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
+        """Return what the whole job takes on a device; None if no job of its stage was measured
+        there."""
+        if isinstance(job, AttackJob):
+            work = job.budget * threat_size(job)
+        else:
+            protocol = job.protocol
+            work = float(protocol.rounds * protocol.participants * self._local_steps(job))
+        known = group_of(job, device), work
+        if known not in self._known:
+            near = (self._near.get(known[0][:shared]) for shared in _SHARED)
+            costs = [
+                c._replace(seconds=c.seconds * (work if c.grows else 1), grows=False)
+                for c in next(filter(None, near), [])
+            ]
+            self._known[known] = _middle(costs) if costs else None
+        return self._known[known]
+
+    def _local_steps(self, job: TrainJob) -> int:
+        """Steps per round of the client that takes the most."""
+        work = LocalWork.of(job.protocol)
+        if work.local_epochs is None:
+            return work.steps(work.batch)
+        known = canonical([job.task, job.protocol, job.threats, job.seed])
+        if known not in self._steps:
+            shares = shares_of(job, dataset_of(job, self._env))
+            self._steps[known] = max(work.steps(len(share)) for share in shares)
+        return self._steps[known]
+
 
 _Job: TypeAlias = tuple[TrainJob | AttackJob, bool]
 """A job and whether it is cached."""

@@ -7,9 +7,16 @@ file is read, and written by `to_json`.
 
 from __future__ import annotations
 
-from bench.records.archive import ARCHIVE, pack, unpack
 from bench.records.contradictions import check_attack, check_together, check_training
-from bench.records.files import RECONSTRUCTION, check_kept, read_json, read_outcome
+from bench.records.files import (
+    ARCHIVE,
+    RECONSTRUCTION,
+    check_kept,
+    pack,
+    read_json,
+    read_outcome,
+    unpack,
+)
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -21,7 +23,45 @@ from bench.records.outcomes import (
     TrainOutcome,
     TrainRecord,
 )
-from bench.records.text import sound_text
+from bench.records.text import sound_text, to_line
+
+ARCHIVE = "records.jsonl.gz"
+Outcome = TrainOutcome | AttackOutcome
+
+
+def pack(records: Iterable[tuple[Kind, Outcome]]) -> bytes:
+    """Return the file's content: equal records give equal bytes."""
+    lines = "".join(to_line({"kind": kind, "record": r}) + "\n" for kind, r in records)
+    return gzip.compress(lines.encode(), mtime=0)
+
+
+def unpack(path: Path) -> dict[tuple[Kind, str], Outcome]:
+    """Return the records of an archive by kind and key.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        UserError: If it is no such file, holds a record twice, or would fill the memory.
+    """
+    records: dict[tuple[Kind, str], Outcome] = {}
+    for line in read_gzip(path).splitlines():
+        name, record = _record(line, path)
+        if name in records:
+            raise UserError(f"{path} holds the {name[0]} record {name[1]} twice.")
+        records[name] = record
+    return records
+
+
+def _record(line: bytes, path: Path) -> tuple[tuple[Kind, str], Outcome]:
+    try:
+        value: Any = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{path} has a line that is no JSON ({error}).") from error
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind not in ("train", "attack"):
+        raise UserError(f"{path} has a line that is no record of leakbench.")
+    record = outcome_of_json(value.get("record"), kind, path)
+    return (kind, record.key), record
+
 
 RECONSTRUCTION = "reconstruction.safetensors"
 """Among what an attack that rebuilds samples left: `images` and `truth` [V, K, ...]."""

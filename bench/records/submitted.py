@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UserError, problem
 from bench.files import sha256
 from bench.names import FileName, counted
-from bench.records.archive import ARCHIVE
-from bench.records.files import read_json
+from bench.records.files import ARCHIVE, read_json
 from bench.records.run import RUN_FILES
 
 SCHEMA = 1

@@ -4,14 +4,107 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
+from string import Template
 
 from bench.errors import UserError
 from bench.files import sha256
 from bench.harness.plan import expand
-from bench.names import is_file_name
-from bench.records import RUN, Job, Run
-from bench.records.submitted import MANIFEST, SCHEMA, read_file
+from bench.names import counted, is_file_name
+from bench.records import RUN, FlagCode, Job, Row, Run
+from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
+from bench.report.columns import board_columns
+from bench.report.escaping import markdown, one_line
+from bench.report.files import Files
+from bench.report.verdicts import has_use
+
+
+def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
+    """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
+    template = files("bench") / "submission" / "templates" / "readme.md.txt"
+    text = template.read_text(encoding="utf-8")
+    failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
+    return Template(text).substitute(
+        name=markdown(submission.name),
+        kind=submission.kind,
+        author=markdown(submission.author),
+        date=submission.date,
+        leakbench=markdown(submission.leakbench),
+        command=one_line(submission.command).strip(),
+        environment=", ".join(
+            f"{markdown(k)} {markdown(v)}" for k, v in submission.environment.items()
+        ),
+        marks="".join(f"- **Mark**: {markdown(m)}\n" for m in marks)
+        or "No marks: enough seeds and victims, and rows that are of use.\n",
+        table=table(rows),
+        failed=f"\nCells without a result:\n\n{failed}\n" if failed else "",
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line per row, undefended ones among them: utility, epsilons, and what each attack
+    recovered, as the leaderboard has them; and its flags."""
+    wanted = ("accuracy", "leakage", "eps claimed", "eps proven", "flags")
+    columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
+    head = ["table", "defense", *(markdown(c.name) for c in columns)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [row.where, row.setting]
+        cells += [c.shown(row).full for c in columns]
+        lines.append("| " + " | ".join(map(markdown, cells)) + " |")
+    return "\n".join(lines)
+
+
+LEAST_SEEDS = 3
+"""Trainings of each setting that are asked for: fewer tell nothing of other trainings."""
+LEAST_VICTIMS = 4
+"""Victims of each training that are asked for under every threat: from there on the intervals of
+three seeds hold what they say (`tests/test_intervals.py`)."""
+
+
+def marks(rows: Sequence[Row], run: Run, *, kind: str, name: str) -> list[str]:
+    """A sentence per mark, none for rows that can be cited.
+
+    Args:
+        rows: Of the submission, the undefended ones among them.
+        run: Theirs.
+        kind: defense or attack.
+        name: The plugin's.
+    """
+    own = [r for r in rows if kind == "attack" or r.defense == name]
+    return [*_size(own, run), *_use(own, name)] if own else []
+
+
+def marks_of(folder: Path) -> list[str]:
+    """The same of a submission's folder; runs none of its code."""
+    submission = read_submission(folder)
+    rows, run = Files(folder).rows, Run.read(folder)
+    return marks(rows, run, kind=submission.kind, name=submission.name)
+
+
+def _size(own: Sequence[Row], run: Run) -> Iterator[str]:
+    seeds = min(len(r.seeds) for r in own)
+    if seeds < LEAST_SEEDS:
+        few = counted(seeds, "seed")
+        yield f"{few} where {LEAST_SEEDS} are asked for: other trainings may differ."
+    victims = min((t.victims for t in run.suite.threats if not t.recorded), default=LEAST_VICTIMS)
+    if victims < LEAST_VICTIMS:
+        yield f"{counted(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
+
+
+def _use(own: Sequence[Row], name: str) -> Iterator[str]:
+    control = [r for r in own if any(f.code == FlagCode.CONTROL_FAILED for f in r.flags)]
+    for table in dict.fromkeys(r.where for r in control):
+        yield f"Attacks do not work without a defense in {table}: a small leak says nothing there."
+    useless = [r for r in own if not has_use(r) and r not in control]
+    if len(useless) == len(own):
+        yield f"No row of {name} is of use: each is at chance, diverged or without a result."
+    elif useless:
+        some = f"{len(useless)} of {len(own)} rows of {name}"
+        yield f"{some} are at chance, diverged or without a result."
+
 
 _FILES = re.compile(
     r"(README\.md|submission\.json|run\.json"

@@ -1,14 +1,19 @@
 """Public mechanisms: how what leaves a client is disturbed, as everybody may know (Kerckhoffs)."""
 
-from bench.contract.mechanisms.additive import GaussianNoise, LabelNoise, LaplaceNoise, SmashedNoise
-from bench.contract.mechanisms.averaged import Averaged, NoiseFree, averaged
+from bench.contract.mechanisms.additive import (
+    Averaged,
+    GaussianNoise,
+    LabelNoise,
+    LaplaceNoise,
+    NoiseFree,
+    SmashedNoise,
+    averaged,
+)
 from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_distance, without_law
 from bench.contract.mechanisms.bits import BernoulliMask
 from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
-from bench.contract.mechanisms.quantised import Quantised
-from bench.contract.mechanisms.rounding import FixedPoint
+from bench.contract.mechanisms.quantised import FixedPoint, Quantised, Sparsified
 from bench.contract.mechanisms.signs import SignPerturbation
-from bench.contract.mechanisms.sparse import Sparsified
 
 __all__ = [
     "AdaptiveTwoPoint",

@@ -12,17 +12,18 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.integrity import OwnFunctions
-from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import (
     SCORES,
     Outcome,
     Task,
     guarded,
+    keep_to_share,
     lost,
     next_of,
     outcome_of,
     over_time,
     prepare,
+    resident,
 )
 from bench.toolkit.processes import (
     GPU_SHARE,
