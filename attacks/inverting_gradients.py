@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.adam import Decay, descend
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
-from attacks.engine.lbfgs import Evaluate, Minimum, Phase
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.optimisers import Decay, Evaluate, Minimum, Phase, descend
+from attacks.engine.orders import linked
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attacks.engine.joint import best_labels
 from attacks.engine.judging import judged, judging, unexplained
 from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import NonFiniteError
-from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
 

@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine import counts
-from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
+from attacks.engine.counts import (
+    Counting,
+    HeadGradient,
+    PublicClasses,
+    Restored,
+    _solve,
+    restore,
+)
 from attacks.ilrg import ILRG
 from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -99,7 +105,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
     singular = np.linalg.svd(system, compute_uv=False)
     expected = np.linalg.pinv(system) @ np.append(samples * bias_grad, samples)
     head = HeadGradient(weight=torch.tensor(weight_grad)[None], bias=torch.tensor(bias_grad)[None])
-    ours = counts._solve(
+    ours = _solve(
         torch.tensor(probability)[None],
         head.bias,
         torch.ones(1, classes, dtype=torch.bool),
@@ -150,16 +156,12 @@ def test_a_singular_system_falls_back_to_the_public_frequencies(
     assert found.silent.tolist() == [True]
 
 
-def test_victims_are_solved_alike_alone_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victims_are_solved_alike_alone_and_together() -> None:
     head = Head(classes=7, width=16)
     gradient = head.gradient(head.labels(5, 20))
     public = head.public()
     head.public = lambda: public  # type: ignore[method-assign]
     together = head.restored(gradient, 20)
-    monkeypatch.setattr(counts, "_CHUNK_VALUES", 2 * 7 * 16)
-    chunked = head.restored(gradient, 20)
-    assert torch.equal(together.counts, chunked.counts)
-    assert torch.allclose(together.doubt, chunked.doubt, atol=1e-8)
     for v in range(5):
         alone = head.restored(gradient.victims(slice(v, v + 1)), 20)
         assert torch.equal(alone.counts[0], together.counts[v])

@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.adam import Decay, descend
-from attacks.engine.curvature import CurvatureMemory
-from attacks.engine.lbfgs import Evaluate, Minimum, Phase, minimise
+from attacks.engine.optimisers import (
+    CurvatureMemory,
+    Decay,
+    Evaluate,
+    Minimum,
+    Phase,
+    descend,
+    minimise,
+)
 
 DOUBLE = torch.float64
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.engine.grid import Grid, grid_shape, on_grid
 from attacks.engine.observation import (
     SMASHED,
     Release,
@@ -20,6 +19,7 @@ from attacks.engine.observation import (
     unusable,
 )
 from attacks.engine.private import with_private_parts
+from attacks.engine.regression import Grid, grid_shape, on_grid
 from bench.api import Context, Seen
 
 Blocks = Mapping[str, Tensor]

@@ -13,8 +13,6 @@ from torch import Tensor
 from attacks.engine.observation import NonFiniteError
 from bench.toolkit.counts import round_to_total
 
-_CHUNK_VALUES = 1 << 20
-"""Float64 values of one chunk of victims: 8 MiB, which a processor's cache holds."""
 _PRIOR = 1e-6
 """Weight of |n - K * public class frequency|^2 where the equations leave counts open."""
 _SINGULAR = 1e-10
@@ -177,19 +175,6 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     Raises:
         NonFiniteError: If what was seen of a gradient is not finite.
     """
-    victims, classes, width = head.weight.shape
-    at_once = max(1, _CHUNK_VALUES // (classes * max(width, classes)))
-    if victims <= at_once:
-        return _restored(head, counting)
-    parts = [
-        _restored(head.victims(slice(start, start + at_once)), counting)
-        for start in range(0, victims, at_once)
-    ]
-    return Restored.joined(parts)
-
-
-def _restored(head: HeadGradient, counting: Counting) -> Restored:
-    """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
     filled, rows = completed(head, counting.public.features)
     logits, product = _quotient_logits(filled, counting)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
+from attacks.engine.joint import match_together, match_with_own, unexplained
 from attacks.engine.judging import judged, judging
-from attacks.engine.lbfgs import Minimum, Phase, minimise
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import Release, parsed
-from attacks.engine.own_values import match_with_own, unexplained
+from attacks.engine.optimisers import Minimum, Phase, minimise
+from attacks.engine.orders import linked
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
@@ -30,7 +30,6 @@ from attacks.engine.restarts import (
     solve,
 )
 from attacks.engine.terms import fading_prior, prior
-from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
 Preset = Literal["strong", "paper"]

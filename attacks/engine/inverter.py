@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.epochs import united
-from attacks.engine.lined_up import lined_up
-from attacks.engine.local import FOLDS, fit_local
 from attacks.engine.observation import SMASHED, Release, parsed
-from attacks.engine.regression import LAMBDAS, fit
+from attacks.engine.orders import lined_up, united
+from attacks.engine.regression import FOLDS, LAMBDAS, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
 NARROW = 2048

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, keeping, releases_of
-from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.joint import suit
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match, parsed
-from attacks.engine.own_values import suit
+from attacks.engine.optimisers import Phase, minimise
+from attacks.engine.orders import linked
 from attacks.engine.private import with_private_parts
 from bench.api import Context, Seen
 

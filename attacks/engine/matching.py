@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
-from attacks.engine.lbfgs import Evaluate
+from attacks.engine.optimisers import Evaluate
 from attacks.engine.terms import RESOLVED, Candidate, Compare, Misfit, Term, UploadLikelihood
 
 _NEAR = 0.1

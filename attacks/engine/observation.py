@@ -525,6 +525,13 @@ def in_the_clear(labels: Tensor) -> bool:
     return bool(((labels == 0) | (labels == 1)).all())
 
 
+def network_weights(release: Release, ctx: Context) -> dict[str, Tensor]:
+    """The network's weights as broadcast, without the defense's randomness."""
+    params = {n: v.to(ctx.device) for n, v in release.before.items()}
+    const = {n: v.to(ctx.device) for n, v in release.seen.const.items()}
+    return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
+
+
 # --- why an attack does not apply ---------------------------------------------------------------
 def unusable(release: Release) -> str | None:
     """Why the uploads cannot be matched, or None."""

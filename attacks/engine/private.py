@@ -2,7 +2,7 @@
 
 Where whole networks are trained and a part is never uploaded, the attacker trains one on public
 data around the part that is, and how far that moves tells how far a client's own may lie from it
-(see `own_values`). Under a split protocol some defenses never upload the client's first
+(see `joint`). Under a split protocol some defenses never upload the client's first
 stages, so that after training they are no longer the broadcast ones, and an attack that inverts
 the broadcast ones understates the leak. But the server's layers were trained on the clients'
 activations: whatever the clients did, it must suit them. Then each victim's stages and its images
@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.engine.chunks import minimised
 from attacks.engine.encoding import Encoding
-from attacks.engine.lbfgs import Evaluate
 from attacks.engine.observation import (
     SMASHED,
     OwnValues,
@@ -32,6 +30,7 @@ from attacks.engine.observation import (
     split_view,
     withheld,
 )
+from attacks.engine.optimisers import Evaluate, minimised
 from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 

@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.chunks import in_chunks
 from attacks.engine.encoding import Encoding
-from attacks.engine.lbfgs import Minimum
 from attacks.engine.matching import Matcher
+from attacks.engine.optimisers import Minimum, in_chunks
 from bench.api import Context, Reconstruction
 
 Start = Literal["public", "gray", "uniform", "normal"]

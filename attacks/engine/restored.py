@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from attacks.engine.counts import (
     fitting_lengths,
     restore,
 )
-from attacks.engine.observation import Release, gradient_estimate, observe, parse
+from attacks.engine.observation import Release, gradient_estimate, network_weights, observe, parse
 from attacks.engine.weighed import (
     HeadView,
     Played,
@@ -27,9 +27,9 @@ from attacks.engine.weighed import (
     head_gradients,
     weighed_counts,
 )
-from attacks.engine.wire_labels import head_values, network_weights
-from bench.api import Context, Kind, Mechanism
+from bench.api import Context, Kind, Mechanism, NetworkView, State
 from bench.toolkit.batches import class_means
+from bench.toolkit.losses import head_of
 
 _LENGTHENINGS = 4
 """Times that the length of a clipped gradient is sought."""
@@ -100,6 +100,23 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
         samples=samples,
         played=played,
     )
+
+
+def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[Tensor, Tensor]:
+    """Weight [C, F] and bias [C] of the head, float64. Of a head that is not these two parameters,
+    as a frozen or a low-rank one, they are read off its outputs."""
+    if all(n in weights for n in network.head):
+        return weights[network.head[0]].double(), weights[network.head[1]].double()
+    like = next(iter(weights.values()))
+    run: dict[str, Any] = {
+        "mode": "train",
+        "buffers": {n: v.to(like.device) for n, v in buffers.items()},
+    }
+    with torch.no_grad():
+        width = network.features(weights, like.new_zeros(2, *network.shape), **run).shape[1]
+        points = torch.eye(width + 1, width, device=like.device, dtype=like.dtype)
+        made = network.run(weights, points, first=head_of(network), **run).double()
+    return (made[:-1] - made[-1]).mT, made[-1]
 
 
 def _lengthened(

@@ -15,8 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients
-from attacks.engine.gradients import Returned, as_vector
+from attacks.engine.clients import Clients, Returned, as_vector
 from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
 from attacks.engine.orders import Orders
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from bench.data.partition import Dealing
-from bench.metrics.matching import one_to_one
 from bench.metrics.named import FLOOR_SUFFIX, sign_of
 from bench.metrics.recognise import Gallery, recognised
-from bench.metrics.score import counts_of, image_values, label_values
+from bench.metrics.score import counts_of, image_values, label_values, one_to_one
 from bench.seeding import numpy_generator
 from bench.toolkit import images
 from bench.toolkit.images import WINDOW
@@ -104,7 +103,9 @@ def floors(
     owners = None
     if aux_clients is not None and dealing is not None and dealing.how == "natural":
         owners = aux_clients.cpu()
-    known = _Public(aux_x.cpu(), aux_y.cpu(), owners, tuple(categorical), classes)
+    public_x, public_y = aux_x.cpu(), aux_y.cpu()
+    name = _digest(public_x, public_y, owners)
+    known = _Public(public_x, public_y, owners, tuple(categorical), classes, name)
     fit = _fit(known, y.shape[1], dealing)
     scores: dict[int, dict[str, Tensor]] = {}
     values = {}
@@ -127,29 +128,23 @@ def floors(
     return {k: v.tolist() for k, v in values.items()}
 
 
+@dataclass(frozen=True)
 class _Public:
-    """Public samples as a key of a cache: equal by their content."""
+    """Public samples as a key of a cache: equal by their content, whose digest is `name`."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        owners: Tensor | None,
-        categorical: tuple[tuple[int, int], ...],
-        classes: int,
-    ) -> None:
-        self.x, self.y, self.owners = x, y, owners
-        self.categorical, self.classes = categorical, classes
-        content = hashlib.sha256(x.contiguous().numpy().tobytes())
-        for numbers in (y, owners):
-            content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
-        self.name = (content.hexdigest(), tuple(x.shape), categorical, classes)
+    x: Tensor = field(compare=False)
+    y: Tensor = field(compare=False)
+    owners: Tensor | None = field(compare=False)
+    categorical: tuple[tuple[int, int], ...]
+    classes: int
+    name: str
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Public) and self.name == other.name
 
-    def __hash__(self) -> int:
-        return hash(self.name)
+def _digest(x: Tensor, y: Tensor, owners: Tensor | None) -> str:
+    content = hashlib.sha256(str(tuple(x.shape)).encode())
+    for numbers in (x, y, owners):
+        content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
+    return content.hexdigest()
 
 
 @lru_cache(maxsize=_KEPT)
