@@ -169,7 +169,7 @@ class SignedAdam:
         below = fades[problems.turn % len(fades)]
         if self.fading is not None:
             evaluate = faded(plain, encoding, weight=self.fading, below=below)
-        found = descend(
+        minimum = descend(
             Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
             problems.start,
             steps=self.steps,
@@ -180,12 +180,12 @@ class SignedAdam:
             high=1.0 if encoding.image else torch.inf,
         )
         if self.fading is None:
-            return found
+            return minimum
         # Starts of a victim are compared by one objective.
         first = fades[:1].expand_as(below)
         judge = faded(plain, encoding, weight=self.fading, below=first)
-        loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
-        return replace(found, loss=torch.where(found.loss.isfinite(), loss, torch.inf))
+        loss, _ = judge(minimum.x, torch.arange(len(below), device=below.device))
+        return replace(minimum, loss=torch.where(minimum.loss.isfinite(), loss, torch.inf))
 
     def bytes_each(self, numbers: int) -> int:
         return 4 * (8 * numbers + self.matcher.working_numbers)

@@ -202,7 +202,7 @@ class Layered:
             loss = soft_cross_entropy(logits, y.flatten(0, 1)) * problems  # mean over K, sum over P
             outputs = [layer.output for layer in layers]
             deltas = torch.autograd.grad(loss, outputs, create_graph=True)
-        found: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
         for layer, delta in zip(layers, deltas, strict=True):
             weight, bias = f"{layer.name}.weight", f"{layer.name}.bias"
             gradients = {weight: _weight_gradient(layer, delta, problems)}
@@ -211,8 +211,8 @@ class Layered:
                 channel = d.ndim - 1 if layer.kind == "linear" else 2
                 gradients[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
             for name, value in gradients.items():
-                found[name] = found[name] + value if name in found else value
-        return found
+                totals[name] = totals[name] + value if name in totals else value
+        return totals
 
 
 def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
@@ -331,10 +331,10 @@ class Clients:
         if self._latest is not None and self._latest[0] is x and self._latest[1] is y:
             return self._latest[2]
         self._latest = None  # its graph goes before another is made
-        found = self.gradients(x, y)
+        gradients = self.gradients(x, y)
         if self.shared:
-            self._latest = x, y, found
-        return found
+            self._latest = x, y, gradients
+        return gradients
 
     def apart(self, x: Tensor, y: Tensor, clips: bool) -> tuple[Tensor, Tensor]:
         """Samples and labels [P, K, ...] as those of the clients whose mean is taken
@@ -410,14 +410,14 @@ class Clients:
             return []
         rng, const = torch.Generator().manual_seed(_SPREAD_SEED), self.training.const
         cpu = {n: v.detach().cpu() for n, v in self.start.items()}
-        found = []
+        weights = []
         for _ in range(count):
             draw = self.defense.draw(cpu, {n: v.cpu() for n, v in const.items()}, rng)
             if not draw:
                 return []
             moved = {n: v.to(dtype=self.dtype, device=self.device) for n, v in draw.items()}
-            found.append(self.defense.realize(self.start, const, moved))
-        return found
+            weights.append(self.defense.realize(self.start, const, moved))
+        return weights
 
     def spread(self, view: SplitView, public: Tensor, *, least: float) -> Spread | None:
         """How activations move with the defense's random weights, around those of the mean weights;

@@ -393,7 +393,7 @@ class QuasiNewton:
                     )
                     share = (turn - 1 + until) / len(self.heats)
                     phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype, share=share))
-        found = minimise(
+        minimum = minimise(
             phases,
             problems.start,
             max_evaluations=self.evaluations,
@@ -402,13 +402,13 @@ class QuasiNewton:
             redraw=problems.redraw,
         )
         if self.heats[-1] == 0:
-            return found
+            return minimum
         # With losses of the likelihood where a descent ends: a softer one may hide which of a
         # victim's labels is right.
         matcher = self.matcher(self.dtypes[-1])
-        everyone = torch.arange(len(found.x), device=found.x.device)
-        loss, _ = matcher.evaluator(problems.victims, problems.held)(found.x, everyone)
-        return replace(found, loss=loss.to(found.loss), evaluations=found.evaluations + 1)
+        everyone = torch.arange(len(minimum.x), device=minimum.x.device)
+        loss, _ = matcher.evaluator(problems.victims, problems.held)(minimum.x, everyone)
+        return replace(minimum, loss=loss.to(minimum.loss), evaluations=minimum.evaluations + 1)
 
     def bytes_each(self, numbers: int) -> int:
         matcher = self.matcher(self.dtypes[-1])

@@ -218,8 +218,8 @@ class Inverter:
         cases = []
         for case in (sent[piece.judged], 1 - sent[piece.judged]):
             count = case.sum(dim=0)
-            found = (square * case).sum(dim=0) / count.clamp_min(1e-9)
-            cases.append(1 / torch.where(count >= 1, found, usual).clamp_min(1e-12))
+            error = (square * case).sum(dim=0) / count.clamp_min(1e-9)
+            cases.append(1 / torch.where(count >= 1, error, usual).clamp_min(1e-12))
         theirs = self._sent(self.channel.blocks)
         assert theirs is not None
         there, absent = cases
@@ -325,7 +325,7 @@ class Inverter:
         judge, pieces = self._judge(pairs, judged), {}
         for choice in sets:
             features = joined(pairs.blocks, choice, self.scale)
-            found = fit(
+            fitted = fit(
                 features,
                 pairs.x.flatten(1),
                 group=pairs.group,
@@ -336,11 +336,11 @@ class Inverter:
             victims = joined(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
                 rows=rows,
-                predicted=found(victims, stratum),
+                predicted=fitted(victims, stratum),
                 pairs=pairs,
-                left_out=found.left_out,
+                left_out=fitted.left_out,
                 judged=judged,
-                loss=found.loss,
+                loss=fitted.loss,
             )
         choice = min(pieces, key=lambda c: pieces[c].loss)
         return pieces[choice], choice

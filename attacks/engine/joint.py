@@ -46,11 +46,11 @@ def unexplained(matcher: Matcher, solution: Solution) -> bool:
     y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
     everyone = torch.arange(len(images), device=images.device)
     with torch.no_grad():
-        found = [
+        surprised = [
             (u.missed(images, y, everyone) > _EXPLAINED**2 * u.known).any()
             for u in _weighing(matcher.evidence)
         ]
-    return bool(found) and bool(torch.stack(found).any())
+    return bool(surprised) and bool(torch.stack(surprised).any())
 
 
 def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, history: int) -> None:
@@ -74,8 +74,8 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     )
     joint = Matcher(matcher.evidence, encoding, beliefs=[prior])
     images = encoding.vectors_of(solution.images.nan_to_num(0.5).to(plain.dtype), labels)
-    found = torch.cat([images, images.new_zeros(len(images), encoding.own)], dim=1)
-    mean, active = torch.zeros_like(found), ~solution.failed
+    vectors = torch.cat([images, images.new_zeros(len(images), encoding.own)], dim=1)
+    mean, active = torch.zeros_like(vectors), ~solution.failed
     beyond = [
         (m - u.known).clamp_min(0.0) * len(uploads)
         for m, u in zip(_missed(joint, uploads, mean, labels), uploads, strict=True)
@@ -100,7 +100,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         tried = [torch.where(active, level * b, s) for b, s in zip(beyond, supposed, strict=True)]
         for one, variance in zip(uploads, tried, strict=True):
             one.unexplained = variance.sqrt()
-        starts = [found, mean] if number == 0 else [found]
+        starts = [vectors, mean] if number == 0 else [vectors]
         victims = who.repeat(len(starts))
         releases = 1.0 if level == levels[-1] or not joint.evidence.costly else _FEW
         new, loss, spent = minimised(
@@ -114,7 +114,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         solution.evaluations += spent
         best = loss.nan_to_num(torch.inf).view(len(starts), -1).argmin(dim=0) * len(who)
         rows = best + torch.arange(len(who), device=best.device)
-        at = found.clone()
+        at = vectors.clone()
         at[who] = new[rows]
         if number and weighs:
             missed = _missed(joint, uploads, at, labels)
@@ -122,15 +122,15 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
             allowed = [(u.known + b) * u.sizes for u, b in zip(uploads, tried, strict=True)]
             most = _EXPLAINED**2 * torch.stack(allowed).sum(dim=0)
             active = active & (torch.stack(left).sum(dim=0) <= most)
-        found = torch.where(active[:, None], at, found)
+        vectors = torch.where(active[:, None], at, vectors)
         solution.loss[who] = torch.where(
             active[who], loss[rows].to(solution.loss), solution.loss[who]
         )
         supposed = [torch.where(active, t, s) for t, s in zip(tried, supposed, strict=True)]
     for one, variance in zip(uploads, supposed, strict=True):
         one.unexplained = variance.sqrt()
-    _tell(uploads, found[:, encoding.pixels :])
-    made = encoding.images(found, labels).to(solution.images)
+    _tell(uploads, vectors[:, encoding.pixels :])
+    made = encoding.images(vectors, labels).to(solution.images)
     solution.images = torch.where(
         solution.failed.view(-1, *[1] * (made.ndim - 1)), solution.images, made
     )
@@ -157,18 +157,18 @@ def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
             loss = torch.stack(losses).sum(dim=0) + z.square().sum(dim=1) / 2
             return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
 
-    found, _, _ = minimised(
+    units, _, _ = minimised(
         lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
         start,
         numbers_each=matcher.working_numbers,
         evaluations=_SUITING,
     )
-    _tell(uploads, found)
+    _tell(uploads, units)
 
 
 def _weighing(evidence: Evidence) -> list[Uploads]:
-    found = [one.uploads for one in releases_of(evidence)]
-    return [u for u in found if u is not None and u.weighs]
+    uploads = [one.uploads for one in releases_of(evidence)]
+    return [u for u in uploads if u is not None and u.weighs]
 
 
 def _numbers(uploads: Sequence[Uploads]) -> int:
@@ -176,10 +176,10 @@ def _numbers(uploads: Sequence[Uploads]) -> int:
     return next((sum(u.own.sizes.values()) for u in uploads if u.own is not None), 0)
 
 
-def _tell(uploads: Sequence[Uploads], found: Tensor) -> None:
+def _tell(uploads: Sequence[Uploads], units: Tensor) -> None:
     for one in uploads:
         if one.own is not None:
-            one.own.found = found
+            one.own.found = units
 
 
 def _missed(joint: Matcher, uploads: Sequence[Uploads], z: Tensor, labels: Tensor) -> list[Tensor]:

@@ -179,13 +179,13 @@ class OwnValues:
         """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
         int64 [P]."""
         pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
-        found = {}
+        moved = {}
         for name, centre in self.centre.items():
             kept = self.kept[name]
             kept = kept if len(kept) == 1 else kept[victims]
             move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
-            found[name] = torch.where(kept, move, 0.0)
-        return found
+            moved[name] = torch.where(kept, move, 0.0)
+        return moved
 
 
 _PARSED: deque[tuple[list[int], Release]] = deque(maxlen=128)

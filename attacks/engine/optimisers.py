@@ -121,8 +121,8 @@ class CurvatureMemory:
         """vectors [A, N, R] -> [A, 2, M, R] in float64, 0 for an empty slot."""
         pairs, full = self.pairs[: len(vectors)], self.full[: len(vectors)]
         # Few rows by a wide transpose: the other way round is a quarter as fast.
-        found = vectors.mT.contiguous() @ pairs.flatten(1, 2).mT
-        products = found.mT.unflatten(1, pairs.shape[1:3]).double()
+        wide = vectors.mT.contiguous() @ pairs.flatten(1, 2).mT
+        products = wide.mT.unflatten(1, pairs.shape[1:3]).double()
         return torch.where(full[:, None, :, None], products, 0.0)
 
     def _toward(self, gradient: Tensor, products: Tensor, first_move: float) -> Tensor:
@@ -605,7 +605,7 @@ def minimised(
     Returns:
         Points [P, N], losses [P], and evaluations of all problems.
     """
-    found, losses, spent = torch.empty_like(start), start.new_empty(len(start)), [0]
+    points, losses, spent = torch.empty_like(start), start.new_empty(len(start)), [0]
 
     def work(part: slice) -> None:
         stop = start.new_full((len(start[part]),), -torch.inf)
@@ -616,10 +616,10 @@ def minimised(
             history=history,
             least_gain=least_gain,
         )
-        found[part], losses[part] = minimum.x, minimum.loss
+        points[part], losses[part] = minimum.x, minimum.loss
         spent.append(int(minimum.evaluations.sum()))
 
     width = torch.finfo(start.dtype).bits // 8
     bytes_each = width * ((2 * history + 8) * start.shape[1] + numbers_each)
     in_chunks(work, len(start), bytes_each=bytes_each, device=start.device)
-    return found, losses, sum(spent)
+    return points, losses, sum(spent)

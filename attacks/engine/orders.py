@@ -138,8 +138,8 @@ class Orders:
         if changes:
             misfit, _ = self._tried(sent, seen, x, y, self.places[:, None], bytes_each=bytes_each)
             change = torch.stack(changes).mean(dim=0)
-            found = misfit[:, 0] < _FOUND**2 * change
-            self.std = torch.where(found, misfit[:, 0], change.maximum(misfit[:, 0])).sqrt()
+            settled = misfit[:, 0] < _FOUND**2 * change
+            self.std = torch.where(settled, misfit[:, 0], change.maximum(misfit[:, 0])).sqrt()
         return tried
 
     def _tried(
@@ -406,7 +406,7 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
 
 def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Release]:
     """The epochs of one round but the first; names: tensors whose way through it is known."""
-    ends, found = _ends(release, names), []
+    ends, later = _ends(release, names), []
     view = split_view(release, dtype=torch.float64, device=ctx.device)
     assert view is not None
     start = {n: release.before[n].double() for n in names}
@@ -418,7 +418,7 @@ def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Rele
             away = _distance(own, mean, view, release, ctx)
             away = away or _distance(own, start, view, release, ctx)
             mechanisms = (*mechanisms, SmashedNoise(of=SMASHED, std=away))
-        found.append(
+        later.append(
             replace(
                 release,
                 before={**release.before, **{n: v.to(release.before[n]) for n, v in mean.items()}},
@@ -430,7 +430,7 @@ def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Rele
                 epoch=epoch,
             )
         )
-    return found
+    return later
 
 
 def _ends(release: Release, names: list[str]) -> dict[str, Tensor]:

@@ -226,15 +226,15 @@ class Drift:
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
         """The one that explains the activations best, or None if the broadcast stages do."""
-        found: list[Surrogate | None] = [None]
+        surrogates: list[Surrogate | None] = [None]
         losses = [self._unexplained(self.around(self.start))]
         for steps in STEPS:
             for path in (True, False):
                 one = self.around(self.trained(steps, path=path))
-                found.append(one)
+                surrogates.append(one)
                 losses.append(self._unexplained(one))
         losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        return found[min(range(len(found)), key=losses.__getitem__)]
+        return surrogates[min(range(len(surrogates)), key=losses.__getitem__)]
 
     def trained(self, steps: int, *, path: bool) -> dict[str, Tensor]:
         """Variables after SGD on public data in the withheld coordinates. path: the server's

@@ -157,13 +157,13 @@ def on_grid(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
 
     Raises ValueError if `shape` has no grid.
     """
-    found = grid_shape(shape)
-    if found is None:
+    size = grid_shape(shape)
+    if size is None:
         raise ValueError(f"activations of shape {list(shape)} lie on no grid.")
     if len(shape) == 3:
-        return flat.reshape(-1, *found)
-    tokens = flat.reshape(-1, *shape)[:, shape[0] - found[1] * found[2] :]
-    return tokens.mT.reshape(-1, *found)
+        return flat.reshape(-1, *size)
+    tokens = flat.reshape(-1, *shape)[:, shape[0] - size[1] * size[2] :]
+    return tokens.mT.reshape(-1, *size)
 
 
 def cells(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -116,17 +116,17 @@ class Problems:
 
     def optimised(self, optimiser: Optimiser, solution: Solution) -> tuple[Tensor, Tensor]:
         """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
-        found: list[Minimum] = []
+        minima: list[Minimum] = []
         everyone = torch.arange(len(self.start), device=self.start.device)
         in_chunks(
-            lambda part: found.append(optimiser(self.some(everyone[part]))),
+            lambda part: minima.append(optimiser(self.some(everyone[part]))),
             len(everyone),
             bytes_each=optimiser.bytes_each(self.start.shape[1]),
             device=everyone.device,
         )
-        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
-        solution.redrawn += sum(f.redrawn for f in found)
-        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
+        solution.evaluations += sum(int(f.evaluations.sum()) for f in minima)
+        solution.redrawn += sum(f.redrawn for f in minima)
+        return torch.cat([f.x for f in minima]), torch.cat([f.loss for f in minima])
 
 
 class Optimiser(Protocol):

@@ -67,7 +67,7 @@ class HeadView:
 
     Attributes:
         head: The batches' head gradients.
-        found: What iLRG makes of them.
+        restored: What iLRG makes of them.
         counting: What else is known.
         samples: Public samples, in the same order for every release.
         played: What would be seen of batches of public samples, given their places int64
@@ -76,14 +76,14 @@ class HeadView:
     """
 
     head: HeadGradient
-    found: Restored
+    restored: Restored
     counting: Counting
     samples: PublicSamples
     played: Played
 
     def victims(self, chosen: Tensor) -> HeadView:
         """The same for some of the batches."""
-        return replace(self, head=self.head.victims(chosen), found=self.found.victims(chosen))
+        return replace(self, head=self.head.victims(chosen), restored=self.restored.victims(chosen))
 
 
 def weighed_counts(
@@ -111,12 +111,12 @@ def weighed_counts(
     answers, of_public, of_victims = [], [], []
     for view in views:
         counters = _Counters(view.counting, view.samples)
-        told, restored = _answers(view, counters, chosen)
-        answers.append(told)
+        scores, restored = _answers(view, counters, chosen)
+        answers.append(scores)
         of_public.append(restored)
-        of_victims.append(counters(view.head, view.found))
+        of_victims.append(counters(view.head, view.restored))
     weighing = _Weighing(torch.cat(answers, dim=-1), truth, total=total)
-    public, own = Restored.surest(of_public), Restored.surest([v.found for v in views])
+    public, own = Restored.surest(of_public), Restored.surest([v.restored for v in views])
     # Judged on batches as doubtful as the victims'.
     alike = public.unsettled.nonzero()[:_LEAST, 0]
     alike = alike if len(alike) > 0 else torch.arange(_LEAST)
@@ -205,7 +205,7 @@ class _Counters:
         self.discriminants = _discriminants(counting.public.features, samples)
         self.public_slope = 1 - counting.public.probability.diagonal()
 
-    def __call__(self, head: HeadGradient, found: Restored) -> Tensor:
+    def __call__(self, head: HeadGradient, restored: Restored) -> Tensor:
         counting = self.counting
         public, total = counting.public, counting.total
         filled, _ = completed(head, public.features)
@@ -214,8 +214,8 @@ class _Counters:
         own = self._own_slope(by_class, filled)
         everyones = slope.clamp_min(0.0).sum(dim=1, keepdim=True).clamp_min(1e-9)
         as_counts = (
-            found.plain,
-            found.counts.double(),
+            restored.plain,
+            restored.counts.double(),
             public_solution(head, public=public, total=total),
             slope / self.public_slope.clamp_min(1e-6),
             slope / own.clamp_min(1e-6),
