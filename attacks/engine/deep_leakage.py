@@ -13,8 +13,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
 from attacks.engine.joint import match_together, match_with_own, unexplained
-from attacks.engine.judging import judged, judging
-from attacks.engine.matching import Matcher
+from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parsed
 from attacks.engine.optimisers import Minimum, Phase, minimise
 from attacks.engine.orders import linked
@@ -326,14 +325,14 @@ class DeepLeakage(Attack):
 
 def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context) -> Reconstruction:
     """Of two answers, for every victim the one that explains what was seen better."""
-    matcher = judging(seen, ctx)
+    matcher = build_matcher(seen, ctx)
     if matcher is None:
         return one
     losses = []
     for answer in (one, other):
         images, labels = _images_and_labels(answer)
         images = images.to(ctx.device, matcher.encoding.dtype)
-        losses.append(judged(matcher, images, labels.to(ctx.device)))
+        losses.append(judge_answer(matcher, images, labels.to(ctx.device)))
     takes = (losses[1] < losses[0]).cpu()
 
     merged: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
 from attacks.engine.observation import SMASHED, Release, parsed
 from attacks.engine.orders import lined_up, united
-from attacks.engine.regression import FOLDS, LAMBDAS, fit, fit_local
+from attacks.engine.regression import FOLDS, LAMBDAS, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
 NARROW = 2048
@@ -270,7 +270,6 @@ class Inverter:
         victims = self.channel.grid(self.channel.blocks)
         if seen is None or victims is None or not seen.tiles(self.shape):
             return flat
-        judge = self._judge(pairs, flat.judged)
         left_out, predicted, loss = fit_local(
             seen,
             pairs.x,
@@ -278,7 +277,7 @@ class Inverter:
             group=pairs.group,
             turn=pairs.turn,
             judged=flat.judged,
-            judge=judge,
+            judge=self._judge(pairs, flat.judged),
             factors=LAMBDAS,
         )
         local = replace(
@@ -293,14 +292,7 @@ class Inverter:
         if shown in pairs.blocks:
             features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
         scale = scales(features)
-        stacked = fit(
-            joined(features, "raw", scale),
-            pairs.x.flatten(1),
-            group=pairs.group,
-            strata=pairs.turn,
-            judged=flat.judged,
-            judge=judge,
-        )
+        stacked = self._fit(joined(features, "raw", scale), pairs, pairs.turn, flat.judged)
         above = replace(
             flat,
             predicted=stacked(joined(targets, "raw", scale), 0),
@@ -318,21 +310,25 @@ class Inverter:
 
         return judge
 
+    def _fit(self, features: Tensor, pairs: ShadowPairs, strata: Tensor, judged: Tensor) -> Fit:
+        """The regression of the pairs' images on their features."""
+        return fit(
+            features,
+            pairs.x.flatten(1),
+            group=pairs.group,
+            strata=strata,
+            judged=judged,
+            judge=self._judge(pairs, judged),
+        )
+
     def _best(
         self, pairs: ShadowPairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
     ) -> tuple[Piece, str]:
         judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
-        judge, pieces = self._judge(pairs, judged), {}
+        pieces = {}
         for choice in sets:
             features = joined(pairs.blocks, choice, self.scale)
-            fitted = fit(
-                features,
-                pairs.x.flatten(1),
-                group=pairs.group,
-                strata=strata,
-                judged=judged,
-                judge=judge,
-            )
+            fitted = self._fit(features, pairs, strata, judged)
             victims = joined(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
                 rows=rows,

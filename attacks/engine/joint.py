@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
-from attacks.engine.matching import Matcher
+from attacks.engine.matching import Matcher, count_own_values, set_own_values
 from attacks.engine.optimisers import Evaluate, Phase, minimise, minimised
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Candidate, Uploads, prior
@@ -36,8 +36,6 @@ _BESIDE = 0.1
 _FEW = 0.25
 """Share of many releases that all levels but the last count."""
 _LEAST_GAIN = 1e-5
-_SUITING = 50
-"""Evaluations by which own values are found that suit given images."""
 
 
 def unexplained(matcher: Matcher, solution: Solution) -> bool:
@@ -70,7 +68,11 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     plain, labels = matcher.encoding, solution.labels
     uploads = keeping(matcher.evidence) or _weighing(matcher.evidence)
     encoding = Encoding(
-        plain.ctx, samples=plain.samples, dtype=plain.dtype, framed=True, own=_numbers(uploads)
+        plain.ctx,
+        samples=plain.samples,
+        dtype=plain.dtype,
+        framed=True,
+        own=count_own_values(uploads),
     )
     joint = Matcher(matcher.evidence, encoding, beliefs=[prior])
     images = encoding.vectors_of(solution.images.nan_to_num(0.5).to(plain.dtype), labels)
@@ -129,7 +131,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         supposed = [torch.where(active, t, s) for t, s in zip(tried, supposed, strict=True)]
     for one, variance in zip(uploads, supposed, strict=True):
         one.unexplained = variance.sqrt()
-    _tell(uploads, vectors[:, encoding.pixels :])
+    set_own_values(uploads, vectors[:, encoding.pixels :])
     made = encoding.images(vectors, labels).to(solution.images)
     solution.images = torch.where(
         solution.failed.view(-1, *[1] * (made.ndim - 1)), solution.images, made
@@ -142,44 +144,9 @@ def _objective(
     return joint.evaluator(victims[part], labels[part], releases=releases)
 
 
-def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
-    """Find the own values that suit given images [V, K, *shape] and labels [V, K] best, under the
-    noise that suits both (see `Uploads.surprise`)."""
-    uploads, encoding = keeping(matcher.evidence), matcher.encoding
-    y = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
-    start = images.new_zeros(len(images), _numbers(uploads))
-
-    def evaluate(z: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            x, hot = images[victims], y[victims]
-            losses = [u.surprise(x, hot, victims, z) for u in uploads]
-            loss = torch.stack(losses).sum(dim=0) + z.square().sum(dim=1) / 2
-            return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
-
-    units, _, _ = minimised(
-        lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
-        start,
-        numbers_each=matcher.working_numbers,
-        evaluations=_SUITING,
-    )
-    _tell(uploads, units)
-
-
 def _weighing(evidence: Evidence) -> list[Uploads]:
     uploads = [one.uploads for one in releases_of(evidence)]
     return [u for u in uploads if u is not None and u.weighs]
-
-
-def _numbers(uploads: Sequence[Uploads]) -> int:
-    """Of own values of a victim."""
-    return next((sum(u.own.sizes.values()) for u in uploads if u.own is not None), 0)
-
-
-def _tell(uploads: Sequence[Uploads], units: Tensor) -> None:
-    for one in uploads:
-        if one.own is not None:
-            one.own.found = units
 
 
 def _missed(joint: Matcher, uploads: Sequence[Uploads], z: Tensor, labels: Tensor) -> list[Tensor]:

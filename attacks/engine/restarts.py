@@ -100,14 +100,8 @@ class Problems:
 
     def some(self, rows: Tensor) -> Problems:
         """Those in the rows int64."""
-        return Problems(
-            victims=self.victims[rows],
-            turn=self.turn[rows],
-            held=None if self.held is None else self.held[rows],
-            start=self.start[rows],
-            stop=self.stop[rows],
-            draws=[self.draws[i] for i in rows.tolist()],
-        )
+        tensors = {n: v[rows] for n, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **tensors, draws=[self.draws[i] for i in rows.tolist()])
 
     def redraw(self, rows: Tensor) -> Tensor:
         """Other starts for those without a finite loss."""
