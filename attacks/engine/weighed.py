@@ -279,10 +279,12 @@ class _Weighing:
 
     def __init__(self, answers: Tensor, truth: Tensor, *, total: int) -> None:
         self.truth, self.total = truth, total
-        self.basis = _Hinges(answers.flatten(0, 1))
-        counts = truth.flatten()
+        flat, counts = answers.flatten(0, 1), truth.flatten()
+        levels = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
+        self.knots = torch.quantile(flat, levels, dim=0)
+        self.scale = self._bent(flat).std(dim=0).clamp_min(1e-9)
         self.fitted = regression.fit(
-            self.basis(answers.flatten(0, 1)),
+            self._bent(flat) / self.scale,
             counts[:, None].double(),
             group=truth.shape[1],
             strata=torch.zeros_like(counts),
@@ -296,7 +298,7 @@ class _Weighing:
 
     def __call__(self, answers: Tensor) -> Tensor:
         """The same for V other batches, [V, C, A] -> [V, C, total + 1]."""
-        scores = self.fitted(self.basis(answers.flatten(0, 1)), 0)[:, 0]
+        scores = self.fitted(self._bent(answers.flatten(0, 1)) / self.scale, 0)[:, 0]
         return self._chances(scores).unflatten(0, answers.shape[:2])
 
     def best(self, chances: Tensor) -> Tensor:
@@ -311,6 +313,11 @@ class _Weighing:
         at_once = max(1, _VALUES // (self.total + 1) ** 2)
         return torch.cat([best_counts(some, total=self.total) for some in worth.split(at_once)])
 
+    def _bent(self, answers: Tensor) -> Tensor:
+        """Piecewise linear functions of each answer, bent where public batches' answers lie."""
+        bent = (answers[:, None] - self.knots).clamp_min(0.0).flatten(1)
+        return torch.cat([answers, bent], dim=1)
+
     def _chances(self, scores: Tensor) -> Tensor:
         """Shares of the counts [M, total + 1] of the left-out scores nearest to scores [M]."""
         nearest = min(_NEAREST, len(self.known))
@@ -319,22 +326,6 @@ class _Weighing:
         seen = self.counts[first[:, None] + torch.arange(nearest)]
         chance = torch.zeros(len(scores), self.total + 1, dtype=torch.float64)
         return chance.scatter_add_(1, seen, torch.full(seen.shape, 1 / nearest).double())
-
-
-class _Hinges:
-    """Piecewise linear functions of each answer, bent where public batches' answers lie."""
-
-    def __init__(self, answers: Tensor) -> None:
-        levels = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
-        self.knots = torch.quantile(answers, levels, dim=0)
-        self.scale = self._bent(answers).std(dim=0).clamp_min(1e-9)
-
-    def __call__(self, answers: Tensor) -> Tensor:
-        return self._bent(answers) / self.scale
-
-    def _bent(self, answers: Tensor) -> Tensor:
-        bent = (answers[:, None] - self.knots).clamp_min(0.0).flatten(1)
-        return torch.cat([answers, bent], dim=1)
 
 
 def best_counts(worth: Tensor, *, total: int) -> Tensor:
