@@ -426,12 +426,12 @@ class Clients:
         public: Samples [N, *shape] on which it is measured. least: Share of the mean variance
         below which none is taken to be: an activation that hardly moves there may move elsewhere.
         """
-        if not self.realised(1):
+        draws = self.realised(_SPREAD_DRAWS)
+        if not draws:
             return None
         few = public[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
         with torch.no_grad():
             centre = view.made(self.network, self.weights, few)
-            draws = self.realised(_SPREAD_DRAWS)
             apart = torch.cat([view.made(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())

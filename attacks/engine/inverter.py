@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
 from attacks.engine.observation import SMASHED, Release, parsed
 from attacks.engine.orders import lined_up, united
-from attacks.engine.regression import FOLDS, LAMBDAS, Fit, fit, fit_local
+from attacks.engine.regression import FOLDS, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
 NARROW = 2048
@@ -278,7 +278,6 @@ class Inverter:
             turn=pairs.turn,
             judged=flat.judged,
             judge=self._judge(pairs, flat.judged),
-            factors=LAMBDAS,
         )
         local = replace(
             flat,

@@ -206,7 +206,7 @@ def fit_local(
     turn: Tensor,
     judged: Tensor,
     judge: Callable[[Tensor], Tensor],
-    factors: Sequence[float],
+    factors: Sequence[float] = LAMBDAS,
 ) -> tuple[Tensor, Tensor, float]:
     """Images [R, C, H, W] and the victims' by their cells' surroundings.
 
