@@ -87,11 +87,6 @@ class Restored:
     silent: Tensor
 
     @staticmethod
-    def joined(parts: list[Restored]) -> Restored:
-        """One after another."""
-        return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
-
-    @staticmethod
     def surest(releases: Sequence[Restored]) -> Restored:
         """Of the same batches in several releases, the least doubtful answer to each; a release
         that shows nothing of a batch is asked last."""

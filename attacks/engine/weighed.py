@@ -139,7 +139,8 @@ def _answers(view: HeadView, counters: _Counters, chosen: Tensor) -> tuple[Tenso
         gradient = view.played(some, view.head)
         restored.append(restore(gradient, view.counting))
         answers.append(counters(gradient, restored[-1]))
-    return torch.cat(answers), Restored.joined(restored)
+    joined = {n: torch.cat([vars(r)[n] for r in restored]) for n in vars(restored[0])}
+    return torch.cat(answers), Restored(**joined)
 
 
 def _merit(guess: Tensor, truth: Tensor) -> Tensor:
