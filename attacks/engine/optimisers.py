@@ -256,7 +256,9 @@ changed in place, so that what depends on them alone may be kept."""
 Redraw = Callable[[Tensor], Tensor]
 """Indices [R] of problems whose start has no finite loss -> other starts [R, N]."""
 
-_REDRAWS = 3
+_REDRAWS, _PATIENCE = 3, 20
+"""Other starts for a loss that is not finite; accepted steps in a row that gain next to nothing,
+after which a problem stops."""
 _UNSEEN = 8
 """Iterations between two looks at who has stopped, on a GPU."""
 
@@ -302,10 +304,8 @@ def minimise(
     max_evaluations: int,
     history: int = 30,
     first_move: float = 1.0,
-    patience: int = 20,
     least_gain: float = 1e-7,
     redraw: Redraw | None = None,
-    look_every: int | None = None,
 ) -> Minimum:
     """Minimise P independent functions from start [P, N].
 
@@ -321,22 +321,16 @@ def minimise(
         history: Curvature pairs.
         first_move: L2 length of the first trial step; with relative tests throughout it makes
             the result independent of the loss's scale.
-        patience: Accepted steps in a row that gain next to nothing, after which a problem stops.
         least_gain: Share of the loss that is next to nothing.
         redraw: Gives other starts to problems whose loss is not finite, three times at most.
-        look_every: Iterations after which stopped problems leave the batch (None: as the device
-            has it); in between they are evaluated in vain, which changes no result (but the
-            rounding of products whose batch has another size).
     """
-    if look_every is None:
-        look_every = look_interval(start.device)
     run = Descent.begin(phases[0], start, history, first_move, redraw)
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
         most = math.ceil(phase.share * max_evaluations)
         run.wake(phase, most)
-        run.advance(most, patience, least_gain, look_every)
+        run.advance(most, least_gain)
     back = torch.argsort(run.order)
     return Minimum(
         x=run.x[back],
@@ -427,9 +421,7 @@ class Descent:
             tensor[moved] = tensor[rows[moved]]  # the memory is large: move only what must
         return rows[: self.active]
 
-    def advance(
-        self, max_evaluations: int, patience: int, least_gain: float, look_every: int
-    ) -> None:
+    def advance(self, max_evaluations: int, least_gain: float) -> None:
         """Iterate until no problem of the phase is left."""
         going = torch.ones(self.active, dtype=torch.bool, device=self.x.device)
         forgot = torch.zeros_like(going)
@@ -465,20 +457,23 @@ class Descent:
                 going
                 & (loss > self.phase.stop[problems].to(loss))
                 & (gradient.abs().amax(dim=1) > 0)
-                & (idle < patience)
+                & (idle < _PATIENCE)
                 & ~(stuck & ~again)
                 & (self.evaluations[:a] < max_evaluations)
             )
             iteration += 1
-            if iteration % look_every == 0 and not bool(going.all()):
+            if iteration % look_interval(x.device) == 0 and not bool(going.all()):
                 rows = self._keep(going)
                 direction, forgot, search = direction[rows], forgot[rows], search.take(rows)
                 going, problems = going[rows], self.order[: self.active].clone()
 
 
 def look_interval(device: torch.device) -> int:
-    """Iterations between two looks at which problems have stopped: on a CPU a look costs nothing,
-    and evaluations in vain do; on a GPU it is the other way round."""
+    """Return the iterations between two looks at which problems have stopped.
+
+    On a CPU a look costs nothing, and evaluations in vain do; on a GPU it is the other way round.
+    It changes no result but the rounding of products whose batch has another size.
+    """
     return 1 if device.type == "cpu" else _UNSEEN
 
 
@@ -501,7 +496,6 @@ def descend(
     low: float,
     high: float,
     decay: Decay = "steps",
-    look_every: int | None = None,
 ) -> Minimum:
     """Minimise P functions from start [P, N] by `steps` steps within [low, high].
 
@@ -519,12 +513,8 @@ def descend(
         high: Largest coordinate.
         decay: `steps`: a tenth of the step length after 3/8, 5/8 and 7/8 of the steps, as in the
             paper; `cosine`: half a cosine's way down to 0.
-        look_every: Steps after which problems at rest leave the batch (None: as the device has
-            it).
     """
     x = start.to(phase.dtype).clone()
-    if look_every is None:
-        look_every = look_interval(x.device)
     final = x.clone()
     final_loss = torch.full(x.shape[:1], torch.inf, dtype=x.dtype, device=x.device)
     active = torch.arange(len(x), device=x.device)
@@ -549,7 +539,7 @@ def descend(
         move = (first / unbiased[0]) / ((second / unbiased[1]).sqrt() + _EPSILON)
         x = (x - length * move).clamp(low, high)
         going = fine & (loss > stop)
-        if (step + 1) % look_every == 0 and not bool(going.all()):
+        if (step + 1) % look_interval(x.device) == 0 and not bool(going.all()):
             final[active], final_loss[active], final_spent[active] = best, least, spent
             active, x, first, second, best, least, spent, stop, going = (
                 t[going] for t in (active, x, first, second, best, least, spent, stop, going)
