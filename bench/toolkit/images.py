@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -36,11 +37,9 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
             f"{a.shape[-2]}x{a.shape[-1]}."
         )
     x, y = (t.detach().double().reshape(-1, *t.shape[-3:]) for t in (a, b))
-    at_once = max(1, _CHUNK_PIXELS // x[0].numel())
-    values = [
-        similar_to(y[first : first + at_once])(x[first : first + at_once], slice(None))
-        for first in range(0, len(x), at_once)
-    ]
+    at_once = max(1, _CHUNK_PIXELS // math.prod(a.shape[-3:]))
+    pairs = zip(x.split(at_once), y.split(at_once), strict=True)
+    values = [similar_to(two)(one, slice(None)) for one, two in pairs]
     return torch.cat(values).reshape(a.shape[:-3])
 
 
