@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine.counts import (
-    Counting,
-    HeadGradient,
-    PublicClasses,
-    Restored,
-    _solve,
-    restore,
-)
+from attacks.engine import counts
+from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
 from attacks.ilrg import ILRG
 from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -105,7 +99,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
     singular = np.linalg.svd(system, compute_uv=False)
     expected = np.linalg.pinv(system) @ np.append(samples * bias_grad, samples)
     head = HeadGradient(weight=torch.tensor(weight_grad)[None], bias=torch.tensor(bias_grad)[None])
-    ours = _solve(
+    ours = counts._solve(
         torch.tensor(probability)[None],
         head.bias,
         torch.ones(1, classes, dtype=torch.bool),
