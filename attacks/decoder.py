@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.engine.channel import Blocks, Channel, distance, no_sample_channel
-from attacks.engine.grid import uncut
 from attacks.engine.inverter import Inverter, inverter_of, reconstruction
+from attacks.engine.regression import uncut
 from bench.api import Attack, Context, Reconstruction, Seen
 
 COMPONENTS = 128

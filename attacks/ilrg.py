@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from attacks.engine.epochs import united
 from attacks.engine.observation import in_the_clear, lawless, parsed, unusable
+from attacks.engine.orders import united
 from attacks.engine.restored import REFINE, SHRINK, restored_counts
 from bench.api import Attack, Context, Reconstruction, Seen
 

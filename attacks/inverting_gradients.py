@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attacks.engine.adam import Decay, descend
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
-from attacks.engine.lbfgs import Evaluate, Minimum, Phase
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.optimisers import Decay, Evaluate, Minimum, Phase, descend
+from attacks.engine.orders import linked
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation
@@ -170,7 +169,7 @@ class SignedAdam:
         below = fades[problems.turn % len(fades)]
         if self.fading is not None:
             evaluate = faded(plain, encoding, weight=self.fading, below=below)
-        found = descend(
+        minimum = descend(
             Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
             problems.start,
             steps=self.steps,
@@ -181,12 +180,12 @@ class SignedAdam:
             high=1.0 if encoding.image else torch.inf,
         )
         if self.fading is None:
-            return found
+            return minimum
         # Starts of a victim are compared by one objective.
         first = fades[:1].expand_as(below)
         judge = faded(plain, encoding, weight=self.fading, below=first)
-        loss, _ = judge(found.x, torch.arange(len(below), device=below.device))
-        return replace(found, loss=torch.where(found.loss.isfinite(), loss, torch.inf))
+        loss, _ = judge(minimum.x, torch.arange(len(below), device=below.device))
+        return replace(minimum, loss=torch.where(minimum.loss.isfinite(), loss, torch.inf))
 
     def bytes_each(self, numbers: int) -> int:
         return 4 * (8 * numbers + self.matcher.working_numbers)

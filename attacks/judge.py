@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attacks.engine.judging import judged, judging, unexplained
+from attacks.engine.joint import best_labels
 from attacks.engine.labels import read_labels
-from attacks.engine.matching import Matcher
+from attacks.engine.matching import Matcher, build_matcher, judge_answer, unexplained
 from attacks.engine.observation import NonFiniteError
-from attacks.engine.together import best_labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
 
@@ -27,7 +26,7 @@ class Likelihood(Judge):
 
     def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
         """See `Judge.losses`."""
-        return self._figures(judged, seen, ctx, answer)
+        return self._figures(judge_answer, seen, ctx, answer)
 
     def unexplained(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
         """See `Judge.unexplained`."""
@@ -45,7 +44,7 @@ class Likelihood(Judge):
         """A figure of the answer [V], infinite for victims without one; None where nothing can be
         said."""
         try:
-            matcher = judging(seen, ctx)
+            matcher = build_matcher(seen, ctx)
             if matcher is None:
                 return None
             classes, dtype = matcher.encoding.classes, matcher.encoding.dtype

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attacks.engine.epochs import united
+from attacks.engine.labels import labels_by_slope
 from attacks.engine.observation import FEATURES_GRADIENT, parsed
-from attacks.engine.wire_labels import labels_by_slope
+from attacks.engine.orders import united
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _DOUBTFUL = 0.25

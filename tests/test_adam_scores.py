@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine import gradients
-from attacks.engine.clients import Clients
-from attacks.engine.gradients import ObservedTraining, Simulated
+from attacks.engine import clients
+from attacks.engine.clients import Clients, ObservedTraining, Simulated
 from attacks.engine.observation import parsed
 from attacks.idlg import IDLG
 from bench.contract.compose import Composed
@@ -160,7 +159,7 @@ def test_an_attackers_simulation_is_what_clients_do(
     digits: Dataset, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without masks drawn, in float32; scores whose gradient is near the floor are left out."""
-    monkeypatch.setattr(gradients, "_SOFTNESS", 0.0)
+    monkeypatch.setattr(clients, "_SOFTNESS", 0.0)
     network, defense = network_for(digits), Noted(lr_scale=0.2, optimizer="adam")
     run = federation_of(digits, network, defense, clients=2, each=8 * steps)
     run.clients[1] = replace(run.clients[1], x=run.clients[1].x[:4], y=run.clients[1].y[:4])

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 import bench
-from attacks.engine.gradients import ObservedTraining, Simulated
+from attacks.engine.clients import ObservedTraining, Simulated
 from bench.capturing.attacking import attack_view, chosen, leak_of, read_views
 from bench.capturing.opacus import noised_by
 from bench.capturing.recording import Noised

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine.lbfgs import Phase, minimise
+from attacks.engine.optimisers import Phase, minimise
 from bench.capturing import attacking
 from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Defense, Loss

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.dlg import DLG
-from attacks.engine.chunks import in_chunks
-from attacks.engine.gradients import Layered, ObservedTraining, Simulated, as_vector, layered
+from attacks.engine.clients import Layered, ObservedTraining, Simulated, as_vector, layered
+from attacks.engine.optimisers import in_chunks
 from attacks.idlg import IDLG
 from bench import models
 from bench.contract.defense import Defense, Loss

@@ -234,7 +234,7 @@ def test_neither_does_planning_nor_a_plugin_that_is_not_run(tree: Tree, file: st
         ("attacks/engine/inverter.py", attacks_by("ridge")),
         # The judge weighs every attack's answer, and minimises where it looks for private parts.
         ("attacks/judge.py", CELLS),
-        ("attacks/engine/lbfgs.py", CELLS),
+        ("attacks/engine/optimisers.py", CELLS),
     ],
 )
 def test_an_edit_rekeys_what_reaches_it_and_that_alone(

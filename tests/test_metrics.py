@@ -12,10 +12,8 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.metrics import labels
-from bench.metrics.matching import one_to_one
 from bench.metrics.recognise import Gallery, exact_matches, recognised
-from bench.metrics.score import of_anyone, score
+from bench.metrics.score import label_values, of_anyone, one_to_one, score
 from bench.seeding import generator
 from bench.toolkit import images
 from bench.toolkit.counts import round_to_total
@@ -110,11 +108,11 @@ def test_matching_is_one_to_one_and_optimal(seed: int, samples: int) -> None:
 def test_label_metrics_on_a_case_done_by_hand() -> None:
     truth = torch.tensor([[2, 1, 0, 1]])
     guess = torch.tensor([[1, 1, 1, 1]])
-    assert float(labels.label_existence_accuracy(guess, truth)) == 0.75
-    assert float(labels.label_number_accuracy(guess, truth)) == 0.5
-    assert float(labels.instance_recall(guess, truth)) == 0.75
+    assert float(label_values(guess, truth)["leacc"]) == 0.75
+    assert float(label_values(guess, truth)["lnacc"]) == 0.5
+    assert float(label_values(guess, truth)["irec"]) == 0.75
     everything = torch.full_like(truth, 4)
-    assert float(labels.instance_recall(everything, truth)) == 0.25  # naming all gains nothing
+    assert float(label_values(everything, truth)["irec"]) == 0.25  # naming all gains nothing
 
 
 @given(values=st.lists(st.floats(0, 50), min_size=1, max_size=12), total=st.integers(0, 500))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from attacks.engine.gradients import ObservedTraining, Simulated, layered
+from attacks.engine.clients import ObservedTraining, Simulated, layered
 from bench.data.dataset import Dataset
 from bench.models import BUILDERS, INITIAL, Network, build
 from bench.models.network import StaticBatchNorm

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import bench
-from attacks.engine.gradients import ObservedTraining, Simulated, layered
+from attacks.engine.clients import ObservedTraining, Simulated, layered
 from bench.cli import app
 from bench.errors import UserError
 from bench.harness.environment import Environment

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.engine import deep_leakage, judging, matching
+from attacks.engine import deep_leakage, matching
 from attacks.engine.observation import parsed
 from attacks.engine.private import with_private_parts
 from attacks.judge import Likelihood
@@ -100,5 +100,5 @@ def test_the_judge_believes_the_true_images(
     true = judged(truth.x)
     assert true < judged(truth.x.flip(0)) - 100
     assert true < judged(torch.full_like(truth.x, 0.5)) - 100
-    monkeypatch.setattr(judging, "suit", lambda *_: None)
+    monkeypatch.setattr(matching, "suit", lambda *_: None)
     assert true < judged(truth.x) - 100

@@ -9,14 +9,23 @@ import torch
 from torch import Tensor
 
 import attacks.engine.channel as channels
-import attacks.engine.local as local
+import attacks.engine.regression as local
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, distance
-from attacks.engine.grid import Grid, cells, grid_shape, on_grid, surroundings, uncut
 from attacks.engine.inverter import Inverter
-from attacks.engine.local import FOLDS, Surroundings, fit_local
 from attacks.engine.observation import parsed
-from attacks.engine.regression import fit
+from attacks.engine.regression import (
+    FOLDS,
+    Grid,
+    Surroundings,
+    cells,
+    fit,
+    fit_local,
+    grid_shape,
+    on_grid,
+    surroundings,
+    uncut,
+)
 from attacks.ridge import Ridge
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Client, Defense

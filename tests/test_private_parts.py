@@ -11,9 +11,9 @@ from torch import Tensor
 import attacks.engine.channel
 import attacks.engine.deep_leakage
 from attacks.dlg import DLG
+from attacks.engine.labels import labels_by_slope
 from attacks.engine.observation import Release, parse, parsed, split_view, withheld
 from attacks.engine.private import Drift, with_private_parts
-from attacks.engine.wire_labels import labels_by_slope
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Defense

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.analytic import Analytic
-from attacks.engine.rank_one import (
+from attacks.analytic import (
+    Analytic,
     completed_inputs,
     inputs_by_rank,
     rankings,

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from attacks.analytic import Analytic
 from attacks.engine import deep_leakage
-from attacks.engine.epochs import linked, united
 from attacks.engine.evidence import Evidence, releases_of, some_terms
-from attacks.engine.lined_up import lined_up
+from attacks.engine.labels import labels_by_slope
 from attacks.engine.observation import SLOPES, parsed, split_view
-from attacks.engine.wire_labels import labels_by_slope
+from attacks.engine.orders import lined_up, linked, united
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge

@@ -10,7 +10,7 @@ import torch
 from torch.func import grad, vmap
 
 import bench
-from attacks.engine.gradients import ObservedTraining, Simulated, layered
+from attacks.engine.clients import ObservedTraining, Simulated, layered
 from bench.errors import UserError
 from bench.models import build
 from bench.report import pictures

@@ -97,7 +97,7 @@ class Trained:
         counting = self.counting(total)
         view = HeadView(
             head=head,
-            found=restore(head, counting),
+            restored=restore(head, counting),
             counting=counting,
             samples=self.samples,
             played=lambda chosen, _: sent(head_gradients(self.samples, chosen, counting)),

@@ -10,9 +10,9 @@ import torch
 
 from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
+from attacks.engine.joint import best_labels, given_to_their_owners
 from attacks.engine.observation import opened_mean, parsed
 from attacks.engine.terms import Candidate, UploadSum
-from attacks.engine.together import best_labels, given_to_their_owners
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturbation

@@ -2,17 +2,16 @@
 
 Matching: `deep_leakage` (of `dlg` and `idlg`; `inverting_gradients` builds alike) plays waves of
 starts (`restarts`) of candidates whose labels may be read first (`labels`). The objective
-(`matching`) adds terms; `encoding` makes images of an optimiser's vectors. `evidence` weighs what
-was seen into terms (`terms`); `together` fits all victims at once to what is known of them
-together. Each term compares what candidate clients (`clients`,
-`gradients`) would have sent with what was. Optimisers: `adam`, `lbfgs` with
-`line_search` and `curvature`.
+(`matching`) adds terms, and compares the answers of all attacks; `encoding` makes images of an
+optimiser's vectors. `evidence` weighs what was seen into terms (`terms`); `joint` fits images
+together with what clients kept to themselves, and all victims at once to what is known of them
+together. Each term compares what candidate clients (`clients`) would have sent with what was.
 
-Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`, `local`, `grid`) images on
-what public samples look like through the defense (`channel`).
+Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`) images on what public
+samples look like through the defense (`channel`).
 
-Counts of labels: `restored` (of `ilrg`), `weighed` (by `regression`) and `counts`; `wire_labels`.
+Counts of labels: `restored` (of `ilrg`), `weighed` (by `regression`) and `counts`.
 
-Below all of them: `private` estimates what clients never upload, `prior` is what public data says
-of a sample, `observation` stacks what was seen, and `chunks` fits work to the memory.
+Below all of them: `private` estimates what clients never upload, `orders` which samples a step
+used, `observation` parses what was seen, and `optimisers` minimise, in pieces that fit the memory.
 """

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.engine.grid import Grid, grid_shape, on_grid
 from attacks.engine.observation import (
     SMASHED,
     Release,
@@ -20,6 +19,7 @@ from attacks.engine.observation import (
     unusable,
 )
 from attacks.engine.private import with_private_parts
+from attacks.engine.regression import Grid, grid_shape, on_grid
 from bench.api import Context, Seen
 
 Blocks = Mapping[str, Tensor]
@@ -194,8 +194,8 @@ class Channel:
         return {n: self._sketched(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
 
     def _smashed(self, releases: Sequence[Release]) -> dict[str, Tensor]:
-        found = [(values.float(), there) for s in releases for values, there in smashed_of(s)[:1]]
-        value, there = (t.flatten(0, 1) for t in _averaged(found))
+        smashed = [(values.float(), there) for s in releases for values, there in smashed_of(s)[:1]]
+        value, there = (t.flatten(0, 1) for t in _averaged(smashed))
         self.map_shape = tuple(value.shape[1:])
         shown = self._shown(SMASHED, value, there)
         axis = 1 if there.ndim == 4 else -1
@@ -292,12 +292,12 @@ def by_state(releases: list[Release]) -> list[list[Release]]:
     return groups
 
 
-def _averaged(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _averaged(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Mean of those of several values that are present, and where any is."""
-    if len(found) == 1:
-        return found[0]
-    count = torch.stack([there for _, there in found]).sum(dim=0)
-    total = torch.stack([torch.where(there, v, 0.0) for v, there in found]).sum(dim=0)
+    if len(each) == 1:
+        return each[0]
+    count = torch.stack([there for _, there in each]).sum(dim=0)
+    total = torch.stack([torch.where(there, v, 0.0) for v, there in each]).sum(dim=0)
     return total / count.clamp_min(1), count > 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.engine.observation import NonFiniteError
 from bench.toolkit.counts import round_to_total
 
-_CHUNK_VALUES = 1 << 20
-"""Float64 values of one chunk of victims: 8 MiB, which a processor's cache holds."""
 _PRIOR = 1e-6
 """Weight of |n - K * public class frequency|^2 where the equations leave counts open."""
 _SINGULAR = 1e-10
@@ -91,11 +87,6 @@ class Restored:
     silent: Tensor
 
     @staticmethod
-    def joined(parts: list[Restored]) -> Restored:
-        """One after another."""
-        return Restored(**{n: torch.cat([vars(p)[n] for p in parts]) for n in vars(parts[0])})
-
-    @staticmethod
     def surest(releases: Sequence[Restored]) -> Restored:
         """Of the same batches in several releases, the least doubtful answer to each; a release
         that shows nothing of a batch is asked last."""
@@ -132,9 +123,6 @@ class Counting:
         public: Means of the public samples by class.
         shrink: See `attacks.ilrg.ILRG`.
         refine: Likewise.
-
-    Raises:
-        ValueError: If total < 1.
     """
 
     weight: Tensor
@@ -143,10 +131,6 @@ class Counting:
     public: PublicClasses
     shrink: float
     refine: int
-
-    def __post_init__(self) -> None:
-        if self.total < 1:
-            raise ValueError(f"total must be >= 1 (samples of a batch), got {self.total}.")
 
     @property
     def pull(self) -> float:
@@ -173,30 +157,10 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     the public feature (dW_j = db_j e_j). A row of which nothing was seen gives no equation;
     then, and where the system is singular, the counts n minimise
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
-
-    Raises:
-        NonFiniteError: If what was seen of a gradient is not finite.
     """
-    victims, classes, width = head.weight.shape
-    at_once = max(1, _CHUNK_VALUES // (classes * max(width, classes)))
-    if victims <= at_once:
-        return _restored(head, counting)
-    parts = [
-        _restored(head.victims(slice(start, start + at_once)), counting)
-        for start in range(0, victims, at_once)
-    ]
-    return Restored.joined(parts)
-
-
-def _restored(head: HeadGradient, counting: Counting) -> Restored:
-    """`restore` for as many victims as fit into a cache."""
     silent = _silent(head)
     filled, rows = completed(head, counting.public.features)
     logits, product = _quotient_logits(filled, counting)
-    if not math.isfinite(float(logits.sum())):
-        for value, seen in ((head.weight, head.weight_seen), (head.bias, head.bias_seen)):
-            if not bool(_shown(value, seen).isfinite().all()):
-                raise NonFiniteError("the head's gradient holds non-finite values.")
     share = counting.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=counting.total, share=share)
     counts, distance = _whole(solved, total=counting.total)
@@ -272,11 +236,8 @@ def _shown(value: Tensor, seen: Tensor | None) -> Tensor:
 
 def _silent(head: HeadGradient) -> Tensor:
     """bool [V]: no value that was seen differs from 0."""
-    silent = (_shown(head.bias, head.bias_seen) == 0.0).all(dim=1)
-    if bool(silent.any()):
-        quiet = head.victims(silent)
-        silent[silent.clone()] = ~_shown(quiet.weight, quiet.weight_seen).flatten(1).any(dim=1)
-    return silent
+    bias = _shown(head.bias, head.bias_seen).any(dim=1)
+    return ~(bias | _shown(head.weight, head.weight_seen).flatten(1).any(dim=1))
 
 
 def completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:

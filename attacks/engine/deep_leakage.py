@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.epochs import linked
 from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
-from attacks.engine.judging import judged, judging
-from attacks.engine.lbfgs import Minimum, Phase, minimise
-from attacks.engine.matching import Matcher
+from attacks.engine.joint import match_together, match_with_own, unexplained
+from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parsed
-from attacks.engine.own_values import match_with_own, unexplained
+from attacks.engine.optimisers import Minimum, Phase, minimise
+from attacks.engine.orders import linked
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     STARTS,
@@ -30,7 +29,6 @@ from attacks.engine.restarts import (
     solve,
 )
 from attacks.engine.terms import fading_prior, prior
-from attacks.engine.together import match_together
 from bench.api import Attack, Context, Reconstruction, Seen
 
 Preset = Literal["strong", "paper"]
@@ -327,14 +325,14 @@ class DeepLeakage(Attack):
 
 def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context) -> Reconstruction:
     """Of two answers, for every victim the one that explains what was seen better."""
-    matcher = judging(seen, ctx)
+    matcher = build_matcher(seen, ctx)
     if matcher is None:
         return one
     losses = []
     for answer in (one, other):
         images, labels = _images_and_labels(answer)
         images = images.to(ctx.device, matcher.encoding.dtype)
-        losses.append(judged(matcher, images, labels.to(ctx.device)))
+        losses.append(judge_answer(matcher, images, labels.to(ctx.device)))
     takes = (losses[1] < losses[0]).cpu()
 
     merged: dict[str, Any] = {}
@@ -394,7 +392,7 @@ class QuasiNewton:
                     )
                     share = (turn - 1 + until) / len(self.heats)
                     phases.append(Phase(evaluate=evaluate, stop=stop, dtype=dtype, share=share))
-        found = minimise(
+        minimum = minimise(
             phases,
             problems.start,
             max_evaluations=self.evaluations,
@@ -403,13 +401,13 @@ class QuasiNewton:
             redraw=problems.redraw,
         )
         if self.heats[-1] == 0:
-            return found
+            return minimum
         # With losses of the likelihood where a descent ends: a softer one may hide which of a
         # victim's labels is right.
         matcher = self.matcher(self.dtypes[-1])
-        everyone = torch.arange(len(found.x), device=found.x.device)
-        loss, _ = matcher.evaluator(problems.victims, problems.held)(found.x, everyone)
-        return replace(found, loss=loss.to(found.loss), evaluations=found.evaluations + 1)
+        everyone = torch.arange(len(minimum.x), device=minimum.x.device)
+        loss, _ = matcher.evaluator(problems.victims, problems.held)(minimum.x, everyone)
+        return replace(minimum, loss=loss.to(minimum.loss), evaluations=minimum.evaluations + 1)
 
     def bytes_each(self, numbers: int) -> int:
         matcher = self.matcher(self.dtypes[-1])

@@ -185,25 +185,25 @@ class Evidence:
         if self.release.of_epoch > 1 and self.returned is None:  # steps of which each used a part
             return None
         if self.distance == "cosine":
-            found = gradient_estimate(self.release, dtype=self.dtype)
+            sent = gradient_estimate(self.release, dtype=self.dtype)
         else:
             law = self.noise or self.bounds
             absent = law is not None and law.reads_absent
-            found = observe(self.release, kind, dtype=self.dtype, absent=absent)
+            sent = observe(self.release, kind, dtype=self.dtype, absent=absent)
         if zone:
-            shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in found.present.items()}
-            found = replace(found, present=shown)
+            shown = {n: p & zone.get(n, p.new_zeros(())) for n, p in sent.present.items()}
+            sent = replace(sent, present=shown)
         # With the returned slopes the first stages' upload needs no labels, and the head's tells
         # nothing of the images that the features do not.
-        kept = [n for n in found.values if names is None or n in names]
+        kept = [n for n in sent.values if names is None or n in names]
         # An upload of nothing would be the unit of the smashed data's distance, 0.
-        if self.view is not None and not any(bool(found.present[n].any()) for n in kept):
+        if self.view is not None and not any(bool(sent.present[n].any()) for n in kept):
             return None
         device = self.ctx.device
         return ObservedUploads(
-            kind=found.kind,
-            values={n: found.values[n].to(device) for n in kept},
-            present={n: found.present[n].to(device) for n in kept},
+            kind=sent.kind,
+            values={n: sent.values[n].to(device) for n in kept},
+            present={n: sent.present[n].to(device) for n in kept},
         )
 
     def _weighed(
@@ -330,8 +330,8 @@ def releases_of(evidence: Evidence) -> list[Evidence]:
 
 def keeping(evidence: Evidence) -> list[Uploads]:
     """Uploads of the releases whose clients kept something to themselves."""
-    found = [one.uploads for one in releases_of(evidence)]
-    return [u for u in found if u is not None and u.own is not None]
+    uploads = [one.uploads for one in releases_of(evidence)]
+    return [u for u in uploads if u is not None and u.own is not None]
 
 
 def _square(view: SplitView) -> Tensor:

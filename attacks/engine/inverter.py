@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.epochs import united
-from attacks.engine.lined_up import lined_up
-from attacks.engine.local import FOLDS, fit_local
 from attacks.engine.observation import SMASHED, Release, parsed
-from attacks.engine.regression import LAMBDAS, fit
+from attacks.engine.orders import lined_up, united
+from attacks.engine.regression import FOLDS, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
 NARROW = 2048
@@ -220,8 +218,8 @@ class Inverter:
         cases = []
         for case in (sent[piece.judged], 1 - sent[piece.judged]):
             count = case.sum(dim=0)
-            found = (square * case).sum(dim=0) / count.clamp_min(1e-9)
-            cases.append(1 / torch.where(count >= 1, found, usual).clamp_min(1e-12))
+            error = (square * case).sum(dim=0) / count.clamp_min(1e-9)
+            cases.append(1 / torch.where(count >= 1, error, usual).clamp_min(1e-12))
         theirs = self._sent(self.channel.blocks)
         assert theirs is not None
         there, absent = cases
@@ -272,7 +270,6 @@ class Inverter:
         victims = self.channel.grid(self.channel.blocks)
         if seen is None or victims is None or not seen.tiles(self.shape):
             return flat
-        judge = self._judge(pairs, flat.judged)
         left_out, predicted, loss = fit_local(
             seen,
             pairs.x,
@@ -280,8 +277,7 @@ class Inverter:
             group=pairs.group,
             turn=pairs.turn,
             judged=flat.judged,
-            judge=judge,
-            factors=LAMBDAS,
+            judge=self._judge(pairs, flat.judged),
         )
         local = replace(
             flat,
@@ -295,14 +291,7 @@ class Inverter:
         if shown in pairs.blocks:
             features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
         scale = scales(features)
-        stacked = fit(
-            joined(features, "raw", scale),
-            pairs.x.flatten(1),
-            group=pairs.group,
-            strata=pairs.turn,
-            judged=flat.judged,
-            judge=judge,
-        )
+        stacked = self._fit(joined(features, "raw", scale), pairs, pairs.turn, flat.judged)
         above = replace(
             flat,
             predicted=stacked(joined(targets, "raw", scale), 0),
@@ -320,29 +309,33 @@ class Inverter:
 
         return judge
 
+    def _fit(self, features: Tensor, pairs: ShadowPairs, strata: Tensor, judged: Tensor) -> Fit:
+        """The regression of the pairs' images on their features."""
+        return fit(
+            features,
+            pairs.x.flatten(1),
+            group=pairs.group,
+            strata=strata,
+            judged=judged,
+            judge=self._judge(pairs, judged),
+        )
+
     def _best(
         self, pairs: ShadowPairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
     ) -> tuple[Piece, str]:
         judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
-        judge, pieces = self._judge(pairs, judged), {}
+        pieces = {}
         for choice in sets:
             features = joined(pairs.blocks, choice, self.scale)
-            found = fit(
-                features,
-                pairs.x.flatten(1),
-                group=pairs.group,
-                strata=strata,
-                judged=judged,
-                judge=judge,
-            )
+            fitted = self._fit(features, pairs, strata, judged)
             victims = joined(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
                 rows=rows,
-                predicted=found(victims, stratum),
+                predicted=fitted(victims, stratum),
                 pairs=pairs,
-                left_out=found.left_out,
+                left_out=fitted.left_out,
                 judged=judged,
-                loss=found.loss,
+                loss=fitted.loss,
             )
         choice = min(pieces, key=lambda c: pieces[c].loss)
         return pieces[choice], choice

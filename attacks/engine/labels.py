@@ -1,4 +1,4 @@
-"""Reading or ranking labels from the upload of their gradient."""
+"""Labels as a split protocol's messages show them, or as the upload of their gradient does."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence, releases_of
-from attacks.engine.observation import FEATURES_GRADIENT, Release
+from attacks.engine.observation import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    NonFiniteError,
+    Release,
+    network_weights,
+)
 from attacks.engine.restarts import Labels
-from attacks.engine.restored import restored_counts
-from attacks.engine.wire_labels import labels_by_slope
+from attacks.engine.restored import head_values, restored_counts
 from bench.api import Context, Kind
 from bench.toolkit.batches import class_means
 
@@ -28,6 +33,31 @@ def labels_by_sample(release: Release, ctx: Context) -> Tensor | None:
         return sent.argmax(dim=-1)
     slopes = FEATURES_GRADIENT in release.by_sample
     return labels_by_slope(release, ctx)[0] if slopes else None
+
+
+def labels_by_slope(release: Release, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Labels int64 [V, B] of the first step, and how doubtful each is, [V, B] in [0, 1].
+
+    The client returns W'(p - y) / B per sample, p the softmax of its head on the features that
+    the server sent it. The server knows features and, up to the defense's randomness, the head
+    W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
+    the second nearest. Raises NonFiniteError, naming the client.
+    """
+    weights = network_weights(release, ctx)
+    weight, bias = head_values(weights, ctx.network, release.seen.buffers)
+    slope = release.by_sample[FEATURES_GRADIENT][0][0]
+    for client, one in zip(release.clients, slope, strict=True):
+        if not bool(torch.isfinite(one).all()):
+            raise NonFiniteError(f"the features' gradient of {client} holds non-finite values.")
+    features = release.by_sample[FEATURES][0][0]
+    f = features.flatten(2).to(weight)
+    probability = torch.softmax(f @ weight.T + bias, dim=-1)
+    # r = B slope = W'(p - y), so that W'p - r = W'y, the row of W of the label.
+    row = probability @ weight - slope.flatten(2).to(weight) * slope.shape[1]
+    distance = torch.cdist(row.flatten(0, 1), weight).square().unflatten(0, row.shape[:2])
+    nearest = distance.topk(min(2, len(weight)), dim=-1, largest=False)
+    doubt = nearest.values[..., 0] / nearest.values[..., -1].clamp_min(1e-300)
+    return nearest.indices[..., 0], doubt.clamp(0, 1)
 
 
 def read_labels(evidence: Evidence, ctx: Context) -> Labels:

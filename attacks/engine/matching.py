@@ -1,7 +1,8 @@
 """Matching: candidate images and labels whose messages would be what was seen.
 
 `Matcher` adds terms (`terms`) and differentiates their sum by the candidates, which an optimiser
-sees as vectors (`encoding`). It knows nothing of what the terms compare.
+sees as vectors (`encoding`). It knows nothing of what the terms compare. `judge_answer` is one
+measure for the answers of all attacks.
 """
 
 from __future__ import annotations
@@ -13,11 +14,31 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
-from attacks.engine.lbfgs import Evaluate
-from attacks.engine.terms import RESOLVED, Candidate, Compare, Misfit, Term, UploadLikelihood
+from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.optimisers import Evaluate, Phase, minimise, minimised
+from attacks.engine.orders import linked
+from attacks.engine.private import with_private_parts
+from attacks.engine.terms import (
+    RESOLVED,
+    Candidate,
+    Compare,
+    Misfit,
+    Term,
+    UploadLikelihood,
+    Uploads,
+)
+from bench.api import Context, Seen
 
 _NEAR = 0.1
 """Share of a sum's square from which it is not explained, so that less is no better."""
+_STEPS = 30
+"""Evaluations by which pixels recover from being cut."""
+_LITTLE = 0.1
+"""Share of |observation|^2 from which an answer explains little."""
+_BEYOND = 0.03
+"""Root of how far beyond they begin, since at 0 there is no slope."""
+_SUITING = 50
+"""Evaluations by which own values are found that suit given images."""
 
 
 class Matcher:
@@ -149,3 +170,131 @@ def _total(compares: Sequence[Compare], candidate: Candidate) -> tuple[Tensor, l
     """Losses [P], and the misfits that add up to them."""
     misfits = [misfit for compare in compares for misfit in compare(candidate)]
     return sum((m.loss for m in misfits[1:]), start=misfits[0].loss), misfits
+
+
+# --- answers of all attacks by one measure -------------------------------------------------------
+def build_matcher(seen: Seen, ctx: Context) -> Matcher | None:
+    """Return what `judge_answer` needs to know of what was seen; None where no answer counts.
+
+    Raises NonFiniteError for a value that is not finite.
+    """
+    releases = with_private_parts(linked(parsed(seen), ctx), ctx)
+    last = releases[-1]
+    if nothing_to_match(last) is not None or lawless(last) is not None:
+        return None
+    arranged = last.granted is not None
+    evidence = Evidence(releases, ctx, dtype=torch.float64, arranged=arranged)
+    encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=True)
+    return Matcher(evidence, encoding)
+
+
+def judge_answer(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
+    """Return judged losses [V] of images [V, K, *shape] with labels int64 [V, K].
+
+    Images are of the matcher's precision. Losses are infinite where none is finite; see
+    `Matcher.judged`.
+    """
+    images = _arranged(matcher, images, labels)
+    if keeping(matcher.evidence):
+        suit(matcher, images, labels)
+    return matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | None:
+    """Squared distance [V] of what was seen from what the images would give, as a share of the
+    square of what was seen; None under noise, and where clients kept values to themselves."""
+    evidence = matcher.evidence
+    if evidence.noisy or keeping(evidence):
+        return None
+    images = _arranged(matcher, images, labels)
+    hot = torch.nn.functional.one_hot(labels, matcher.encoding.classes).to(images)
+    everyone = torch.arange(len(images), device=images.device)
+    with torch.no_grad():
+        share = matcher.losses(images, hot, everyone) / evidence.square
+    return share.nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def _arranged(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the images as they explain most, see `_uncut`, and let local epochs, where they hide
+    the samples' order, use it as suits them best; what a wrong order counts as noise is the same
+    for all answers."""
+    if not matcher.evidence.noisy and matcher.encoding.image:
+        images = _uncut(matcher.evidence, images, labels)
+    hidden = [one.orders for one in releases_of(matcher.evidence) if one.orders is not None]
+    noises = [orders.std for orders in hidden]
+    matcher.reorder(images, labels)
+    for orders, std in zip(hidden, noises, strict=True):
+        orders.std = std
+    return images
+
+
+def _uncut(evidence: Evidence, images: Tensor, labels: Tensor) -> Tensor:
+    """Return images [V, K, *shape] whose black and white pixels lie below 0 and above 1 where that
+    explains more.
+
+    Answers are cut to [0, 1], which leaves more unexplained than the images did that they were cut
+    from: their attacks would be run at twice their budget, and no later one would spare their
+    victims. An answer that explains little is left as it is.
+    """
+    encoding = Encoding(evidence.ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
+    matcher = Matcher(evidence, encoding)
+    hot = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
+    with torch.no_grad():
+        losses = matcher.losses(images, hot, torch.arange(len(images), device=images.device))
+    explained = (losses < _LITTLE * evidence.square).nonzero().squeeze(1)
+    if not len(explained):
+        return images
+    evaluate = matcher.evaluator(explained, labels[explained])
+    plain = encoding.vectors_of(images[explained], labels[explained])
+    beyond = (plain >= 1).to(plain) - (plain <= 0).to(plain)  # which way a pixel was cut
+
+    def evaluate_cut(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        way = beyond[problems]
+        loss, gradient = evaluate(plain[problems] + way * z.square(), problems)
+        return loss, gradient * 2 * way * z
+
+    stop = torch.zeros_like(plain[:, 0])
+    phase = Phase(evaluate=evaluate_cut, stop=stop, dtype=encoding.dtype)
+    minimum = minimise([phase], torch.full_like(plain, _BEYOND), max_evaluations=_STEPS)
+    moved = plain + beyond * minimum.x.square()
+    better = minimum.loss < evaluate(plain, torch.arange(len(plain), device=plain.device))[0]
+    uncut = images.clone()
+    uncut[explained] = encoding.images(
+        torch.where(better[:, None], moved, plain), labels[explained]
+    )
+    return uncut
+
+
+def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
+    """Find the own values that suit given images [V, K, *shape] and labels [V, K] best, under the
+    noise that suits both (see `Uploads.surprise`)."""
+    uploads, encoding = keeping(matcher.evidence), matcher.encoding
+    y = torch.nn.functional.one_hot(labels, encoding.classes).to(images)
+    start = images.new_zeros(len(images), count_own_values(uploads))
+
+    def evaluate(z: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            x, hot = images[victims], y[victims]
+            losses = [u.surprise(x, hot, victims, z) for u in uploads]
+            loss = torch.stack(losses).sum(dim=0) + z.square().sum(dim=1) / 2
+            return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
+
+    units, _, _ = minimised(
+        lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
+        start,
+        numbers_each=matcher.working_numbers,
+        evaluations=_SUITING,
+    )
+    set_own_values(uploads, units)
+
+
+def count_own_values(uploads: Sequence[Uploads]) -> int:
+    """Of own values of a victim."""
+    return next((sum(u.own.sizes.values()) for u in uploads if u.own is not None), 0)
+
+
+def set_own_values(uploads: Sequence[Uploads], units: Tensor) -> None:
+    for one in uploads:
+        if one.own is not None:
+            one.own.found = units

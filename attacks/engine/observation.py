@@ -179,13 +179,13 @@ class OwnValues:
         """Moves [P, ...] by name, 0 where nothing was kept, of units [P, numbers] for the victims
         int64 [P]."""
         pieces = dict(zip(self.sizes, units.split(list(self.sizes.values()), dim=1), strict=True))
-        found = {}
+        moved = {}
         for name, centre in self.centre.items():
             kept = self.kept[name]
             kept = kept if len(kept) == 1 else kept[victims]
             move = centre.to(units) + self.scale[name] * pieces[name].view(-1, *centre.shape)
-            found[name] = torch.where(kept, move, 0.0)
-        return found
+            moved[name] = torch.where(kept, move, 0.0)
+        return moved
 
 
 _PARSED: deque[tuple[list[int], Release]] = deque(maxlen=128)
@@ -523,6 +523,13 @@ def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) ->
 def in_the_clear(labels: Tensor) -> bool:
     """Whether soft labels are plain: nothing but 0 and 1."""
     return bool(((labels == 0) | (labels == 1)).all())
+
+
+def network_weights(release: Release, ctx: Context) -> dict[str, Tensor]:
+    """The network's weights as broadcast, without the defense's randomness."""
+    params = {n: v.to(ctx.device) for n, v in release.before.items()}
+    const = {n: v.to(ctx.device) for n, v in release.seen.const.items()}
+    return dict(ctx.defense.mean_realize(ctx.defense.receive(params, const), const))
 
 
 # --- why an attack does not apply ---------------------------------------------------------------

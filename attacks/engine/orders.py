@@ -1,24 +1,45 @@
-"""Local epochs: which sample each step of a victim's training used.
+"""The order in which steps, local epochs and rounds used a client's samples.
 
 A client shuffles its samples before every epoch and tells nobody, but its update depends on the
 order. Images are first matched as if the order were noise, as large as it is for public samples.
 Given the images, exchanges of two samples are tried, and the images are matched again under a
-noise as large as what one exchange changes, until the order is found.
+noise as large as what one exchange changes, until the order is found (`Orders`).
+
+Under a split protocol a client sends every sample's activations once in an epoch, in one of its
+steps, each time with fresh noise, patches or weights that its defense draws, and from stages that
+its own steps have moved. The server knows where these began and where they ended. The steps of an
+epoch are united (`united`), and the samples of epochs and rounds are lined up (`lined_up`,
+`linked`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.func import vmap
 
-from attacks.engine.chunks import in_chunks
 from attacks.engine.clients import Clients
-from bench.api import Context
+from attacks.engine.observation import (
+    FEATURES_GRADIENT,
+    SLOPES,
+    SMASHED,
+    BySample,
+    Release,
+    SplitView,
+    network_weights,
+    observe,
+    split_view,
+    withheld,
+)
+from attacks.engine.optimisers import in_chunks
+from bench.api import Context, SmashedNoise, State
 
-_SEED, _PUBLIC = 0, 4
+_SEED, _PUBLIC_ORDERS = 0, 4
 """Of the guesses; times that public samples are sent in two orders."""
 _EXCHANGES, _SWEEPS = 40, 2
 """Exchanges tried per epoch, and how often one search goes through all epochs."""
@@ -63,7 +84,7 @@ class Orders:
             return torch.stack(rows).to(ctx.device)
 
         everyone, square = torch.arange(victims, device=ctx.device), torch.zeros(())
-        for _ in range(_PUBLIC):
+        for _ in range(_PUBLIC_ORDERS):
             chosen = torch.randint(len(ctx.aux_y), (victims, samples), generator=rng)
             x = ctx.aux_x[chosen].to(device=ctx.device, dtype=clients.dtype)
             y = torch.nn.functional.one_hot(ctx.aux_y[chosen], ctx.network.classes).to(x)
@@ -71,7 +92,7 @@ class Orders:
                 one, other = (
                     sent(_taken(x, p), _taken(y, p), everyone) for p in (places(), places())
                 )
-            square = square + (one - other).square().mean() / _PUBLIC
+            square = square + (one - other).square().mean() / _PUBLIC_ORDERS
         std = square.sqrt().expand(victims).clone()
         guess = places()
         if first:
@@ -117,8 +138,8 @@ class Orders:
         if changes:
             misfit, _ = self._tried(sent, seen, x, y, self.places[:, None], bytes_each=bytes_each)
             change = torch.stack(changes).mean(dim=0)
-            found = misfit[:, 0] < _FOUND**2 * change
-            self.std = torch.where(found, misfit[:, 0], change.maximum(misfit[:, 0])).sqrt()
+            settled = misfit[:, 0] < _FOUND**2 * change
+            self.std = torch.where(settled, misfit[:, 0], change.maximum(misfit[:, 0])).sqrt()
         return tried
 
     def _tried(
@@ -159,3 +180,292 @@ def _exchanges(first: int, end: int, batch: int, rng: torch.Generator) -> Tensor
     pairs = torch.combinations(torch.arange(first, end), 2)
     pairs = pairs[pairs[:, 0] // batch != pairs[:, 1] // batch]
     return pairs[torch.randperm(len(pairs), generator=rng)[:_EXCHANGES]]
+
+
+_PUBLIC_IMAGES, _COMPONENTS = 1000, 64
+"""Public samples from which it is learnt what activations tell of an image, and of how many of its
+principal components."""
+_LEAST = 1e-6
+"""Share of the activations' mean variance that each is left with as noise."""
+
+
+def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
+    """The releases with their samples in the order of the last one's.
+
+    A sample's activations differ from round to round, since the network does. Each round gives
+    evidence of the principal components of an image (`ComponentEvidence`). The assignment is taken
+    under which the rounds most likely show the same images. A later local epoch that is a release
+    itself (see `linked`) gives the order of that epoch's steps. Epochs of several steps are united
+    before (see `united`). Where there is nothing to line up, the releases stay as they are.
+    """
+    if len(releases) == 1 or releases[-1].samples == 1 or SMASHED not in releases[-1].by_sample:
+        return releases
+    evidence = [_component_evidence(release, ctx) for release in releases]
+    places = _places(evidence[-1], evidence[:-1])
+    ordered: list[Release] = []
+    epochs: dict[int, Tensor] = {}  # orders of the later epochs of the round at hand
+    for one, order in zip(releases, [*places, None], strict=True):
+        if one.epoch and order is not None:
+            epochs[one.epoch] = order
+            ordered.append(_reordered(one, {0: order}))
+        else:
+            ordered.append(_reordered(one, epochs if order is None else {0: order, **epochs}))
+            epochs = {}
+    return ordered
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentEvidence:
+    """The likelihood exp(z' `toward` - z' `precision` z / 2) of the principal components z of each
+    sample's image, which have variance 1 a priori, given its activations.
+
+    Attributes:
+        toward: [V, K, L].
+        precision: [V, K, L, L].
+    """
+
+    toward: Tensor
+    precision: Tensor
+
+    def assign(self, other: ComponentEvidence) -> Tensor:
+        """Return which sample of `other` each of these is, int64 [V, K], by largest likelihood."""
+        orders = []
+        for victim in range(len(self.toward)):
+            toward = self.toward[victim, :, None] + other.toward[victim, None]
+            precision = self.precision[victim, :, None] + other.precision[victim, None]
+            root = torch.linalg.cholesky(precision + torch.eye(toward.shape[-1]).to(toward))
+            half = torch.linalg.solve_triangular(root, toward[..., None], upper=False)
+            volume = root.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+            score = half.square().sum(dim=(-2, -1)) / 2 - volume
+            _, places = linear_sum_assignment(score.cpu().numpy(), maximize=True)
+            orders.append(torch.from_numpy(places))
+        return torch.stack(orders)
+
+    def at(self, places: Tensor) -> ComponentEvidence:
+        """The samples at int64 [V, K]."""
+        rows = places.to(self.toward.device)
+        victims = torch.arange(len(rows), device=rows.device)[:, None]
+        return ComponentEvidence(
+            toward=self.toward[victims, rows], precision=self.precision[victims, rows]
+        )
+
+    def plus(self, other: ComponentEvidence, sign: int = 1) -> ComponentEvidence:
+        """Both together; sign -1: without the other."""
+        return ComponentEvidence(
+            toward=self.toward + sign * other.toward,
+            precision=self.precision + sign * other.precision,
+        )
+
+
+def _places(last: ComponentEvidence, others: Sequence[ComponentEvidence]) -> list[Tensor]:
+    """Return for each of `others` which of its samples each of the last one's is, int64 [V, K]:
+    each is assigned beside those before it, and then once more beside all."""
+    total, places = last, []
+    for other in others:
+        places.append(total.assign(other))
+        total = total.plus(other.at(places[-1]))
+    for number, other in enumerate(others):
+        rest = total.plus(other.at(places[number]), -1)
+        places[number] = rest.assign(other)
+        total = rest.plus(other.at(places[number]))
+    return places
+
+
+def _component_evidence(release: Release, ctx: Context) -> ComponentEvidence:
+    """By a linear regression of public activations on the components of their images, whose
+    residuals are taken for independent noise beside that of the defense."""
+    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    assert view is not None
+    weights = {n: v.double() for n, v in network_weights(release, ctx).items()}
+    x = ctx.aux_x[:_PUBLIC_IMAGES].double().to(ctx.device)
+    with torch.no_grad():
+        sent = view.made(ctx.network, weights, x, mode="eval")
+    public, flat = sent.flatten(1), x.flatten(1)
+    count = min(_COMPONENTS, len(x) // 4, flat.shape[1])
+    left, _, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    z = left[:, :count] * math.sqrt(len(x))
+    centre = public.mean(dim=0)
+    slope = z.mT @ (public - centre) / len(x)  # [L, D]; columns of z are orthogonal
+    rest = public - centre - z @ slope
+    variance = rest.square().mean(dim=0) + view.std**2
+    variance = variance.clamp_min(_LEAST * float(public.var(dim=0).mean()) + 1e-30)
+    values, present = view.values.flatten(2), view.present.flatten(2)
+    weighed = torch.where(present, (values - centre) / variance, 0.0)
+    kinds, kind = present.flatten(0, 1).unique(dim=0, return_inverse=True)
+    each = torch.stack([(slope * (there / variance)) @ slope.mT for there in kinds])
+    return ComponentEvidence(
+        toward=weighed @ slope.mT, precision=each[kind].unflatten(0, present.shape[:2])
+    )
+
+
+def _reordered(release: Release, orders: dict[int, Tensor]) -> Release:
+    """The release with each client's samples in other orders [V, K], by epoch."""
+    victims = torch.arange(len(release.clients))[:, None]
+    by_sample = {}
+    for kind, steps in release.by_sample.items():
+        by_sample[kind] = list(steps)
+        for step, pair in enumerate(steps):
+            order = orders.get(step // release.of_epoch)
+            if order is not None:
+                by_sample[kind][step] = (pair[0][victims, order], pair[1][victims, order])
+    epochs = range(1, release.steps // release.of_epoch)
+    return replace(release, by_sample=by_sample, in_order=all(e in orders for e in epochs))
+
+
+_PUBLIC_ACTIVATIONS = 64
+"""Samples on which it is measured how far clients' activations are from those of mean stages."""
+
+
+def united(release: Release, ctx: Context) -> Release:
+    """The release of a split protocol as if every step had sent the activations of its epoch's
+    steps.
+
+    The samples of an epoch's steps stand one step after the other; what each step returned is 0
+    for those of the others. How far a step's activations are from those of the epoch's first
+    stages, on public samples, counts as noise. Unchanged where an epoch is one step.
+    """
+    samples, batch = release.samples, release.batch
+    view = None if samples == batch else split_view(release, dtype=torch.float64, device=ctx.device)
+    if view is None:
+        return release
+    count = samples // batch
+    by_sample: dict[str, BySample] = {}
+    for kind, steps in release.by_sample.items():
+        if kind == FEATURES_GRADIENT:  # of the mean over as many samples as there are now
+            steps = [(values * (batch / samples), there) for values, there in steps]
+        elif kind == SLOPES:
+            by_sample[kind] = []
+            for step, (values, there) in enumerate(steps):
+                rows = [torch.zeros_like(values)] * count
+                rows[step % count] = torch.where(there, values, 0.0)
+                whole = torch.cat(rows, dim=1)
+                by_sample[kind].append((whole, torch.ones_like(whole, dtype=torch.bool)))
+            continue
+        epochs = [steps[first : first + count] for first in range(0, len(steps), count)]
+        joined = [
+            (torch.cat([v for v, _ in e], 1), torch.cat([p for _, p in e], 1)) for e in epochs
+        ]
+        by_sample[kind] = [joined[step // count] for step in range(len(steps))]
+    mechanisms, moved = release.mechanisms, _moved_within(release, view, count, ctx)
+    if moved:
+        mechanisms = (*mechanisms, SmashedNoise(of=SMASHED, std=moved))
+    return replace(
+        release,
+        by_sample=by_sample,
+        mechanisms=mechanisms,
+        batch=samples,
+        of_epoch=count,
+        in_order=release.steps == count,  # one epoch
+    )
+
+
+def _moved_within(release: Release, view: SplitView, count: int, ctx: Context) -> float:
+    """Root mean square of how far public samples' activations in an epoch's steps are from those in
+    its first one."""
+    if not release.uploads:
+        return 0.0
+    names = list(view.below(ctx.network, release.before))
+    kept = withheld(release, names)
+    ends = _ends(release, [n for n in names if n not in kept])
+    if not ends:
+        return 0.0
+    start = {n: release.before[n].double() for n in ends}
+    squares = [
+        _distance(_between(start, ends, step / release.steps), start, view, release, ctx) ** 2
+        for step in range(count)
+    ]
+    return math.sqrt(sum(squares) / count)
+
+
+def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list[Release]:
+    """The releases with the samples of all of them and all steps in one order, and every local
+    epoch but the first of each round as an earlier release where it tells more.
+
+    Such a release has the epoch's activations, no upload, and stages on the way from the broadcast
+    to the mean of where the victims' own ended. How far their own are from these, on public
+    samples, counts as noise. An epoch tells nothing more where the first one's activations are
+    exact and whole, and it can't be told what it tells where a client kept stages to itself: then
+    only its order of samples is learnt. Of epochs of several steps see `united`.
+
+    apart: Whether later epochs become releases at all; else only their orders are learnt.
+    """
+    releases = [united(one, ctx) for one in releases]
+    last = releases[-1]
+    view = split_view(last, dtype=torch.float64, device=ctx.device)
+    if view is None or last.steps == 1 or not last.uploads:
+        return lined_up(releases, ctx)
+    names = list(view.below(ctx.network, last.before))
+    noised = bool(view.noises) or "variables" in ctx.defense.owns or not bool(view.present.all())
+    tells = apart and noised and not withheld(last, names)
+    if not tells and last.samples == 1:
+        return releases
+    names = names if tells else []
+    each = [part for one in releases for part in (*_later_epochs(one, names, ctx), one)]
+    return [one for one in lined_up(each, ctx) if tells or not one.epoch]
+
+
+def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Release]:
+    """The epochs of one round but the first; names: tensors whose way through it is known."""
+    ends, later = _ends(release, names), []
+    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    assert view is not None
+    start = {n: release.before[n].double() for n in names}
+    for epoch in range(1, release.steps // release.of_epoch):
+        first, mechanisms = epoch * release.of_epoch, release.mechanisms
+        own = _between(start, ends, first / release.steps)
+        mean = {n: v.mean(dim=0) for n, v in own.items()}
+        if names:
+            away = _distance(own, mean, view, release, ctx)
+            away = away or _distance(own, start, view, release, ctx)
+            mechanisms = (*mechanisms, SmashedNoise(of=SMASHED, std=away))
+        later.append(
+            replace(
+                release,
+                before={**release.before, **{n: v.to(release.before[n]) for n, v in mean.items()}},
+                after=None,
+                uploads=(),
+                by_sample={SMASHED: [release.by_sample[SMASHED][first]]},
+                mechanisms=mechanisms,
+                steps=1,
+                epoch=epoch,
+            )
+        )
+    return later
+
+
+def _ends(release: Release, names: list[str]) -> dict[str, Tensor]:
+    """Where the victims' stages ended [V, ...], by their uploads; where these are random, by the
+    state after the round, alike for all."""
+    if not names:
+        return {}
+    if release.acting and release.after is not None:
+        return {
+            n: release.after[n].double().expand(len(release.clients), *release.after[n].shape)
+            for n in names
+        }
+    values = observe(release, "weights", dtype=torch.float64).values
+    return {n: values[n] for n in names}
+
+
+def _between(start: State, ends: State, share: float) -> dict[str, Tensor]:
+    """Stages [V, ...] on the straight way from `start` [...] to `ends` [V, ...]."""
+    return {n: torch.lerp(start[n].expand_as(v), v, share) for n, v in ends.items()}
+
+
+def _distance(own: State, other: State, view: SplitView, release: Release, ctx: Context) -> float:
+    """Root mean square of how far public samples' activations under each victim's stages are from
+    those under the `other` ones."""
+    public = ctx.aux_x[:_PUBLIC_ACTIVATIONS].double().to(ctx.device)
+    const = {n: v.double().to(ctx.device) for n, v in release.seen.const.items()}
+    rest = {n: v.double().to(ctx.device) for n, v in release.before.items() if n not in own}
+
+    def cut(stages: State) -> Tensor:
+        received = ctx.defense.receive({**rest, **stages}, const)
+        return view.made(ctx.network, ctx.defense.mean_realize(received, const), public)
+
+    def moved(stages: State) -> dict[str, Tensor]:
+        return {n: v.to(ctx.device) for n, v in stages.items()}
+
+    with torch.no_grad():
+        away = vmap(cut)(moved(own)) - cut(moved(other))
+        return float(away.square().mean().sqrt())

@@ -2,7 +2,7 @@
 
 Where whole networks are trained and a part is never uploaded, the attacker trains one on public
 data around the part that is, and how far that moves tells how far a client's own may lie from it
-(see `own_values`). Under a split protocol some defenses never upload the client's first
+(see `joint`). Under a split protocol some defenses never upload the client's first
 stages, so that after training they are no longer the broadcast ones, and an attack that inverts
 the broadcast ones understates the leak. But the server's layers were trained on the clients'
 activations: whatever the clients did, it must suit them. Then each victim's stages and its images
@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.engine.chunks import minimised
 from attacks.engine.encoding import Encoding
-from attacks.engine.lbfgs import Evaluate
 from attacks.engine.observation import (
     SMASHED,
     OwnValues,
@@ -32,6 +30,7 @@ from attacks.engine.observation import (
     split_view,
     withheld,
 )
+from attacks.engine.optimisers import Evaluate, minimised
 from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -227,15 +226,15 @@ class Drift:
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
         """The one that explains the activations best, or None if the broadcast stages do."""
-        found: list[Surrogate | None] = [None]
+        surrogates: list[Surrogate | None] = [None]
         losses = [self._unexplained(self.around(self.start))]
         for steps in STEPS:
             for path in (True, False):
                 one = self.around(self.trained(steps, path=path))
-                found.append(one)
+                surrogates.append(one)
                 losses.append(self._unexplained(one))
         losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        return found[min(range(len(found)), key=losses.__getitem__)]
+        return surrogates[min(range(len(surrogates)), key=losses.__getitem__)]
 
     def trained(self, steps: int, *, path: bool) -> dict[str, Tensor]:
         """Variables after SGD on public data in the withheld coordinates. path: the server's

@@ -9,10 +9,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.chunks import in_chunks
 from attacks.engine.encoding import Encoding
-from attacks.engine.lbfgs import Minimum
 from attacks.engine.matching import Matcher
+from attacks.engine.optimisers import Minimum, in_chunks
 from bench.api import Context, Reconstruction
 
 Start = Literal["public", "gray", "uniform", "normal"]
@@ -101,14 +100,8 @@ class Problems:
 
     def some(self, rows: Tensor) -> Problems:
         """Those in the rows int64."""
-        return Problems(
-            victims=self.victims[rows],
-            turn=self.turn[rows],
-            held=None if self.held is None else self.held[rows],
-            start=self.start[rows],
-            stop=self.stop[rows],
-            draws=[self.draws[i] for i in rows.tolist()],
-        )
+        tensors = {n: v[rows] for n, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **tensors, draws=[self.draws[i] for i in rows.tolist()])
 
     def redraw(self, rows: Tensor) -> Tensor:
         """Other starts for those without a finite loss."""
@@ -117,17 +110,17 @@ class Problems:
 
     def optimised(self, optimiser: Optimiser, solution: Solution) -> tuple[Tensor, Tensor]:
         """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
-        found: list[Minimum] = []
+        minima: list[Minimum] = []
         everyone = torch.arange(len(self.start), device=self.start.device)
         in_chunks(
-            lambda part: found.append(optimiser(self.some(everyone[part]))),
+            lambda part: minima.append(optimiser(self.some(everyone[part]))),
             len(everyone),
             bytes_each=optimiser.bytes_each(self.start.shape[1]),
             device=everyone.device,
         )
-        solution.evaluations += sum(int(f.evaluations.sum()) for f in found)
-        solution.redrawn += sum(f.redrawn for f in found)
-        return torch.cat([f.x for f in found]), torch.cat([f.loss for f in found])
+        solution.evaluations += sum(int(f.evaluations.sum()) for f in minima)
+        solution.redrawn += sum(f.redrawn for f in minima)
+        return torch.cat([f.x for f in minima]), torch.cat([f.loss for f in minima])
 
 
 class Optimiser(Protocol):

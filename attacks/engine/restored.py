@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from attacks.engine.counts import (
     fitting_lengths,
     restore,
 )
-from attacks.engine.observation import Release, gradient_estimate, observe, parse
+from attacks.engine.observation import Release, gradient_estimate, network_weights, observe, parse
 from attacks.engine.weighed import (
     HeadView,
     Played,
@@ -27,9 +27,9 @@ from attacks.engine.weighed import (
     head_gradients,
     weighed_counts,
 )
-from attacks.engine.wire_labels import head_values, network_weights
-from bench.api import Context, Kind, Mechanism
+from bench.api import Context, Kind, Mechanism, NetworkView, State
 from bench.toolkit.batches import class_means
+from bench.toolkit.losses import head_of
 
 _LENGTHENINGS = 4
 """Times that the length of a clipped gradient is sought."""
@@ -51,9 +51,9 @@ def restored_counts(
         much of the head was visible, and how far the counts are to be trusted.
     """
     views = [_view(one, ctx, shrink=shrink, refine=refine) for one in releases]
-    found = Restored.surest([v.found for v in views])
-    counts, notes = found.counts, _notes(found, views[-1].head)
-    doubtful = found.unsettled
+    restored = Restored.surest([v.restored for v in views])
+    counts, notes = restored.counts, _notes(restored, views[-1].head)
+    doubtful = restored.unsettled
     if refine and bool(doubtful.any()):
         weighed = weighed_counts(
             [view.victims(doubtful) for view in views],
@@ -64,7 +64,7 @@ def restored_counts(
             counts = counts.clone()
             counts[doubtful] = weighed
             notes += (f"counts of {len(weighed)} of {len(counts)} victims weighed on public data",)
-    return counts, found.silent, notes
+    return counts, restored.silent, notes
 
 
 def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> HeadView:
@@ -86,7 +86,7 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
         shrink=shrink,
         refine=refine,
     )
-    head, found = _lengthened(head, counting, release)
+    head, restored = _lengthened(head, counting, release)
     if _head_suffices(release, ctx):
         played: Played = partial(
             _computed, samples=samples, counting=counting, release=release, rng=ctx.rng
@@ -95,11 +95,28 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
         played = partial(_rehearsed, release=release, ctx=ctx, counting=counting)
     return HeadView(
         head=head,
-        found=found,
+        restored=restored,
         counting=counting,
         samples=samples,
         played=played,
     )
+
+
+def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[Tensor, Tensor]:
+    """Weight [C, F] and bias [C] of the head, float64. Of a head that is not these two parameters,
+    as a frozen or a low-rank one, they are read off its outputs."""
+    if all(n in weights for n in network.head):
+        return weights[network.head[0]].double(), weights[network.head[1]].double()
+    like = next(iter(weights.values()))
+    run: dict[str, Any] = {
+        "mode": "train",
+        "buffers": {n: v.to(like.device) for n, v in buffers.items()},
+    }
+    with torch.no_grad():
+        width = network.features(weights, like.new_zeros(2, *network.shape), **run).shape[1]
+        points = torch.eye(width + 1, width, device=like.device, dtype=like.dtype)
+        made = network.run(weights, points, first=head_of(network), **run).double()
+    return (made[:-1] - made[-1]).mT, made[-1]
 
 
 def _lengthened(
@@ -111,45 +128,45 @@ def _lengthened(
     A clip hides the length alone. Where nothing else acts on a gradient, that length is taken at
     which counts are nearly whole; each one found tells the embeddings better, and so the next.
     """
-    found = restore(head, counting)
+    restored = restore(head, counting)
     clipped = _clipped(release)
     if not bool(clipped.any()):
-        return head, found
-    factors = torch.ones_like(found.doubt)
+        return head, restored
+    factors = torch.ones_like(restored.doubt)
     for _ in range(_LENGTHENINGS):
-        short = clipped & found.unsettled
+        short = clipped & restored.unsettled
         if not bool(short.any()):
             break
         tried = factors.clone()
         tried[short] *= fitting_lengths(head.scaled(factors).victims(short), counting)
         tried = tried.clamp_min(1.0)  # a clip never lengthens
         again = restore(head.scaled(tried), counting)
-        better = short & (again.doubt < found.doubt)
+        better = short & (again.doubt < restored.doubt)
         factors = torch.where(short, tried, factors)
-        found = Restored(
+        restored = Restored(
             **{
                 n: torch.where(better.view(-1, *[1] * (v.dim() - 1)), vars(again)[n], v)
-                for n, v in vars(found).items()
+                for n, v in vars(restored).items()
             }
         )
-    return head.scaled(factors), found
+    return head.scaled(factors), restored
 
 
 def _clipped(release: Release) -> Tensor:
     """bool [V]: victims whose upload a clip shortened, on which nothing else acted: it is as long
     as the clip lets it be."""
     mechanisms = release.acting
-    found = torch.zeros(len(release.clients), dtype=torch.bool)
+    clipped = torch.zeros(len(release.clients), dtype=torch.bool)
     if any(m.random or m.tells_interval for m in mechanisms):
-        return found
+        return clipped
     for mechanism, order in itertools.product(mechanisms, (1, 2)):
         bound = mechanism.bound_of(order)
         if bound is not None:
             sent = observe(release, cast(Kind, mechanism.of), dtype=torch.float64, absent=True)
             rows = [torch.where(sent.present[n], v, 0.0) for n, v in sent.values.items()]
             lengths = torch.cat([r.flatten(1) for r in rows], dim=1).norm(p=order, dim=1)
-            found |= (lengths >= bound * (1 - _ROUNDING)).cpu()
-    return found
+            clipped |= (lengths >= bound * (1 - _ROUNDING)).cpu()
+    return clipped
 
 
 def _head_suffices(release: Release, ctx: Context) -> bool:
@@ -233,23 +250,23 @@ def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> Pub
     )
 
 
-def _notes(found: Restored, head: HeadGradient) -> tuple[str, ...]:
-    victims, classes = found.counts.shape
+def _notes(restored: Restored, head: HeadGradient) -> tuple[str, ...]:
+    victims, classes = restored.counts.shape
     notes = []
-    if int(found.rows.min()) < classes:
-        notes.append(f"{int(found.rows.min())} of {classes} head rows visible")
+    if int(restored.rows.min()) < classes:
+        notes.append(f"{int(restored.rows.min())} of {classes} head rows visible")
     if head.weight_seen is not None:
         notes.append(f"{float(head.weight_seen.double().mean()):.0%} of head weights visible")
     if head.bias_seen is not None:
         notes.append("hidden bias gradients estimated from the weights'")
-    if bool(found.silent.any()):
+    if bool(restored.silent.any()):
         notes.append(
-            f"{int(found.silent.sum())} of {victims} victims showed no head gradient but 0"
+            f"{int(restored.silent.sum())} of {victims} victims showed no head gradient but 0"
         )
-    doubtful = found.doubtful
+    doubtful = restored.doubtful
     if bool(doubtful.any()):
         notes.append(
             f"counts uncertain: {int(doubtful.sum())} of {victims} victims solved to "
-            f"{float(found.doubt[doubtful].mean()):.2f} of an instance from whole counts"
+            f"{float(restored.doubt[doubtful].mean()):.2f} of an instance from whole counts"
         )
     return tuple(notes)

@@ -15,8 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients
-from attacks.engine.gradients import Returned, as_vector
+from attacks.engine.clients import Clients, Returned, as_vector
 from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
 from attacks.engine.orders import Orders
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
@@ -409,14 +408,14 @@ def smashed_term(clients: Clients, view: SplitView, draws: Sequence[State], law:
         present = view.present[victims]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            first, found = candidate.x[:, : clients.training.batch], []
+            first, misfits = candidate.x[:, : clients.training.batch], []
             for weights in draws:
                 cut = view.made(clients.network, weights, first.flatten(0, 1))
                 cut = cut.unflatten(0, first.shape[:2])
                 both = (torch.where(present, t, 0.0) for t in law(victims, heat, cut.detach()))
                 loss, slope = (t / len(draws) for t in both)
-                found.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
-            return found
+                misfits.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
+            return misfits
 
         return compare
 

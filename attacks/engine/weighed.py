@@ -67,7 +67,7 @@ class HeadView:
 
     Attributes:
         head: The batches' head gradients.
-        found: What iLRG makes of them.
+        restored: What iLRG makes of them.
         counting: What else is known.
         samples: Public samples, in the same order for every release.
         played: What would be seen of batches of public samples, given their places int64
@@ -76,14 +76,14 @@ class HeadView:
     """
 
     head: HeadGradient
-    found: Restored
+    restored: Restored
     counting: Counting
     samples: PublicSamples
     played: Played
 
     def victims(self, chosen: Tensor) -> HeadView:
         """The same for some of the batches."""
-        return replace(self, head=self.head.victims(chosen), found=self.found.victims(chosen))
+        return replace(self, head=self.head.victims(chosen), restored=self.restored.victims(chosen))
 
 
 def weighed_counts(
@@ -111,12 +111,12 @@ def weighed_counts(
     answers, of_public, of_victims = [], [], []
     for view in views:
         counters = _Counters(view.counting, view.samples)
-        told, restored = _answers(view, counters, chosen)
-        answers.append(told)
+        scores, restored = _answers(view, counters, chosen)
+        answers.append(scores)
         of_public.append(restored)
-        of_victims.append(counters(view.head, view.found))
+        of_victims.append(counters(view.head, view.restored))
     weighing = _Weighing(torch.cat(answers, dim=-1), truth, total=total)
-    public, own = Restored.surest(of_public), Restored.surest([v.found for v in views])
+    public, own = Restored.surest(of_public), Restored.surest([v.restored for v in views])
     # Judged on batches as doubtful as the victims'.
     alike = public.unsettled.nonzero()[:_LEAST, 0]
     alike = alike if len(alike) > 0 else torch.arange(_LEAST)
@@ -139,7 +139,8 @@ def _answers(view: HeadView, counters: _Counters, chosen: Tensor) -> tuple[Tenso
         gradient = view.played(some, view.head)
         restored.append(restore(gradient, view.counting))
         answers.append(counters(gradient, restored[-1]))
-    return torch.cat(answers), Restored.joined(restored)
+    joined = {n: torch.cat([vars(r)[n] for r in restored]) for n in vars(restored[0])}
+    return torch.cat(answers), Restored(**joined)
 
 
 def _merit(guess: Tensor, truth: Tensor) -> Tensor:
@@ -205,7 +206,7 @@ class _Counters:
         self.discriminants = _discriminants(counting.public.features, samples)
         self.public_slope = 1 - counting.public.probability.diagonal()
 
-    def __call__(self, head: HeadGradient, found: Restored) -> Tensor:
+    def __call__(self, head: HeadGradient, restored: Restored) -> Tensor:
         counting = self.counting
         public, total = counting.public, counting.total
         filled, _ = completed(head, public.features)
@@ -214,8 +215,8 @@ class _Counters:
         own = self._own_slope(by_class, filled)
         everyones = slope.clamp_min(0.0).sum(dim=1, keepdim=True).clamp_min(1e-9)
         as_counts = (
-            found.plain,
-            found.counts.double(),
+            restored.plain,
+            restored.counts.double(),
             public_solution(head, public=public, total=total),
             slope / self.public_slope.clamp_min(1e-6),
             slope / own.clamp_min(1e-6),
@@ -279,10 +280,12 @@ class _Weighing:
 
     def __init__(self, answers: Tensor, truth: Tensor, *, total: int) -> None:
         self.truth, self.total = truth, total
-        self.basis = _Hinges(answers.flatten(0, 1))
-        counts = truth.flatten()
+        flat, counts = answers.flatten(0, 1), truth.flatten()
+        levels = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
+        self.knots = torch.quantile(flat, levels, dim=0)
+        self.scale = self._bent(flat).std(dim=0).clamp_min(1e-9)
         self.fitted = regression.fit(
-            self.basis(answers.flatten(0, 1)),
+            self._bent(flat) / self.scale,
             counts[:, None].double(),
             group=truth.shape[1],
             strata=torch.zeros_like(counts),
@@ -296,7 +299,7 @@ class _Weighing:
 
     def __call__(self, answers: Tensor) -> Tensor:
         """The same for V other batches, [V, C, A] -> [V, C, total + 1]."""
-        scores = self.fitted(self.basis(answers.flatten(0, 1)), 0)[:, 0]
+        scores = self.fitted(self._bent(answers.flatten(0, 1)) / self.scale, 0)[:, 0]
         return self._chances(scores).unflatten(0, answers.shape[:2])
 
     def best(self, chances: Tensor) -> Tensor:
@@ -311,6 +314,11 @@ class _Weighing:
         at_once = max(1, _VALUES // (self.total + 1) ** 2)
         return torch.cat([best_counts(some, total=self.total) for some in worth.split(at_once)])
 
+    def _bent(self, answers: Tensor) -> Tensor:
+        """Piecewise linear functions of each answer, bent where public batches' answers lie."""
+        bent = (answers[:, None] - self.knots).clamp_min(0.0).flatten(1)
+        return torch.cat([answers, bent], dim=1)
+
     def _chances(self, scores: Tensor) -> Tensor:
         """Shares of the counts [M, total + 1] of the left-out scores nearest to scores [M]."""
         nearest = min(_NEAREST, len(self.known))
@@ -319,22 +327,6 @@ class _Weighing:
         seen = self.counts[first[:, None] + torch.arange(nearest)]
         chance = torch.zeros(len(scores), self.total + 1, dtype=torch.float64)
         return chance.scatter_add_(1, seen, torch.full(seen.shape, 1 / nearest).double())
-
-
-class _Hinges:
-    """Piecewise linear functions of each answer, bent where public batches' answers lie."""
-
-    def __init__(self, answers: Tensor) -> None:
-        levels = torch.linspace(0, 1, _KNOTS + 2, dtype=torch.float64)[1:-1]
-        self.knots = torch.quantile(answers, levels, dim=0)
-        self.scale = self._bent(answers).std(dim=0).clamp_min(1e-9)
-
-    def __call__(self, answers: Tensor) -> Tensor:
-        return self._bent(answers) / self.scale
-
-    def _bent(self, answers: Tensor) -> Tensor:
-        bent = (answers[:, None] - self.knots).clamp_min(0.0).flatten(1)
-        return torch.cat([answers, bent], dim=1)
 
 
 def best_counts(worth: Tensor, *, total: int) -> Tensor:

@@ -69,24 +69,16 @@ def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Recons
     """
     if not answers:
         return own
-    others = list(answers.values())
-    rows = len(next(iter(tensors_of(others[0]).values())))
-    remaining = [v for v in range(rows) if v not in answers]
+    count = len(next(iter(tensors_of(next(iter(answers.values()))).values())))
+    own_rows = iter(range(count))
+    rows = [(answers[v], v) if v in answers else (own, next(own_rows)) for v in range(count)]
     fields: dict[str, Tensor | None] = {}
     for name in FIELDS:
-        values = {v: getattr(a, name) for v, a in answers.items()}
-        mine = getattr(own, name)
+        given = [(getattr(answer, name), row) for answer, row in rows]
+        values = [value[row] for value, row in given if value is not None]
         if name == "failed":
-            none = torch.zeros(rows, dtype=torch.bool)
-            values = {v: none if x is None else x for v, x in values.items()}
-            mine = none[remaining] if mine is None else mine
-        if any(x is None for x in values.values()) or (remaining and mine is None):
-            fields[name] = None
-            continue
-        each = {v: x[v] for v, x in values.items()} | dict(
-            zip(remaining, mine if remaining else (), strict=True)
-        )
-        fields[name] = torch.stack([each[v] for v in range(rows)])
+            values = [torch.tensor(False) if v is None else v[row] for v, row in given]
+        fields[name] = torch.stack(values) if len(values) == count else None
     return replace(own, **fields)  # type: ignore[arg-type]
 
 

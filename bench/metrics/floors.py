@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from bench.data.partition import Dealing
-from bench.metrics.matching import one_to_one
 from bench.metrics.named import FLOOR_SUFFIX, sign_of
 from bench.metrics.recognise import Gallery, recognised
-from bench.metrics.score import counts_of, image_values, label_values
+from bench.metrics.score import counts_of, image_values, label_values, one_to_one
 from bench.seeding import numpy_generator
 from bench.toolkit import images
 from bench.toolkit.images import WINDOW
@@ -59,19 +58,6 @@ class Blind:
         return self.x[y] if self.by_class else self.x.expand(len(y), *self.x.shape)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The best answers that read nothing.
-
-    Attributes:
-        best: Metric of samples, or with _class_mean of samples given the labels -> the answer.
-        counts: Metric of label counts -> counts [C].
-    """
-
-    best: dict[str, Blind]
-    counts: dict[str, Tensor]
-
-
 def floors(
     *,
     x: Tensor,
@@ -104,56 +90,54 @@ def floors(
     owners = None
     if aux_clients is not None and dealing is not None and dealing.how == "natural":
         owners = aux_clients.cpu()
-    known = _Public(aux_x.cpu(), aux_y.cpu(), owners, tuple(categorical), classes)
-    fit = _fit(known, y.shape[1], dealing)
+    x, y, aux_x, aux_y = (t.cpu() for t in (x, y, aux_x, aux_y))
+    digest = _digest(aux_x, aux_y, owners)
+    known = _Public(aux_x, aux_y, owners, tuple(categorical), classes, digest)
+    best, best_counts = _fit(known, y.shape[1], dealing)
     scores: dict[int, dict[str, Tensor]] = {}
     values = {}
-    for name, answer in fit.best.items():
+    for name, answer in best.items():
         if id(answer) not in scores:
-            scores[id(answer)] = _scores(answer, x.cpu(), y.cpu(), categorical)
+            scores[id(answer)] = _scores(answer, x, y, categorical)
         values[name] = scores[id(answer)][name.removesuffix(FLOOR_SUFFIX)]
         if gallery is not None and name.removesuffix(FLOOR_SUFFIX) == "ssim":
-            guess = _match(answer, x.cpu(), y.cpu())[0]
-            values[name.replace("ssim", "recognised")] = recognised(
-                guess, x.cpu(), y.cpu(), gallery
-            )
-    truth = counts_of(y.cpu(), classes)
-    for name, counts in fit.counts.items():
+            guess = _match(answer, x, y)[0]
+            values[name.replace("ssim", "recognised")] = recognised(guess, x, y, gallery)
+    truth = counts_of(y, classes)
+    for name, counts in best_counts.items():
         values[name] = label_values(counts.expand_as(truth), truth)[name]
     if granted:
         values |= {k: values[k + FLOOR_SUFFIX] for k in values if k + FLOOR_SUFFIX in values}
         right = torch.ones(len(y), dtype=torch.float64)
-        values |= dict.fromkeys((*fit.counts, "label_accuracy"), right)
+        values |= dict.fromkeys((*best_counts, "label_accuracy"), right)
     return {k: v.tolist() for k, v in values.items()}
 
 
+@dataclass(frozen=True)
 class _Public:
     """Public samples as a key of a cache: equal by their content."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        owners: Tensor | None,
-        categorical: tuple[tuple[int, int], ...],
-        classes: int,
-    ) -> None:
-        self.x, self.y, self.owners = x, y, owners
-        self.categorical, self.classes = categorical, classes
-        content = hashlib.sha256(x.contiguous().numpy().tobytes())
-        for numbers in (y, owners):
-            content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
-        self.name = (content.hexdigest(), tuple(x.shape), categorical, classes)
+    x: Tensor = field(compare=False)
+    y: Tensor = field(compare=False)
+    owners: Tensor | None = field(compare=False)
+    categorical: tuple[tuple[int, int], ...]
+    classes: int
+    digest: str
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Public) and self.name == other.name
 
-    def __hash__(self) -> int:
-        return hash(self.name)
+def _digest(x: Tensor, y: Tensor, owners: Tensor | None) -> str:
+    content = hashlib.sha256(str(tuple(x.shape)).encode())
+    for numbers in (x, y, owners):
+        content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
+    return content.hexdigest()
 
 
 @lru_cache(maxsize=_KEPT)
-def _fit(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
+def _fit(
+    public: _Public, samples: int, dealing: Dealing | None
+) -> tuple[dict[str, Blind], dict[str, Tensor]]:
+    """Fit the best answers that read nothing: by metric of samples, or with _class_mean of samples
+    given the labels, an answer; by metric of label counts, counts [C]."""
     rng = numpy_generator(0, "floor", samples)
     labels = torch.from_numpy(_batches_of_labels(public, samples, dealing, LABEL_DRAWS, rng))
     number = max(_BATCHES, -(-_SAMPLES // samples))
@@ -179,7 +163,7 @@ def _fit(public: _Public, samples: int, dealing: Dealing | None) -> Fitted:
     given = _best([*blind, *by_class], public, choose)
     given.pop("label_accuracy")
     best |= {name + FLOOR_SUFFIX: answer for name, answer in given.items()}
-    return Fitted(best=best, counts=counts)
+    return best, counts
 
 
 def _best(blind: Sequence[Blind], public: _Public, batches: Tensor) -> dict[str, Blind]:

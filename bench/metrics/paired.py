@@ -76,7 +76,7 @@ def differences(
     pooled, freedom = _interaction(
         [r for r, same in zip(rows, paired, strict=True) if same and _same_victims(r, base)]
     )
-    raw: dict[int, tuple[Interval, tuple[float, ...], tuple[int, ...], float]] = {}
+    compared: dict[int, Difference] = {}
     for place, (row, same) in enumerate(zip(rows, paired, strict=True)):
         seeds = sorted(set(row) & set(base))
         if place == reference or not seeds:
@@ -87,20 +87,13 @@ def differences(
         interval, p = _test(means, within, sum(sizes) - len(seeds), pooled, freedom)
         n, others = sum(sizes), sum(len(base[s]) for s in seeds)
         least = 2.0 ** (1 - n) if same and n == others else 2 / math.comb(n + others, n)
-        raw[place] = (interval, tuple(means.tolist()), sizes, min(1.0, max(p, least)))
-    adjusted = dict(zip(raw, holm([p for *_, p in raw.values()]), strict=True))
-    return [
-        None
-        if place not in raw
-        else Difference(
-            interval=raw[place][0],
-            seed_means=raw[place][1],
-            victims=raw[place][2],
-            p=raw[place][3],
-            adjusted=adjusted[place],
+        p = min(1.0, max(p, least))
+        compared[place] = Difference(
+            interval=interval, seed_means=tuple(means.tolist()), victims=sizes, p=p, adjusted=p
         )
-        for place in range(len(rows))
-    ]
+    for place, p in zip(compared, holm([d.p for d in compared.values()]), strict=True):
+        compared[place] = replace(compared[place], adjusted=p)
+    return [compared.get(place) for place in range(len(rows))]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

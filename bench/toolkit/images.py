@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,12 +15,8 @@ _C1, _C2 = 0.01**2, 0.03**2
 _LEAST_MSE = 1e-10
 _STEPS, _MOST = 25, 384
 """Of the ascent in `most_similar`: its steps, and the images that it sees."""
-_BAND = 12
-"""Rows of the blur matrix that are multiplied at once."""
 _CHUNK_PIXELS = 1 << 15
 """Pixels processed at once: four float64 maps of them are 1 MiB and stay in a CPU's cache."""
-_DEVICE_CHUNK_PIXELS = 1 << 24
-"""On other devices, where few launches matter more: 0.5 GiB a map stack."""
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
@@ -39,68 +36,14 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
             f"SSIM needs images of at least {WINDOW}x{WINDOW} pixels, got "
             f"{a.shape[-2]}x{a.shape[-1]}."
         )
-    *lead, channels, height, width = a.shape
-    x = a.detach().reshape(-1, height, width)
-    y = b.detach().reshape(-1, height, width)
-    pixels = _CHUNK_PIXELS if a.device.type == "cpu" else _DEVICE_CHUNK_PIXELS
-    at_once = max(1, pixels // (height * width))
-    window = _window_rows(a.device)
-    values = torch.empty(len(x), dtype=torch.float64, device=a.device)
-    for start in range(0, len(x), at_once):
-        chunk = slice(start, start + at_once)
-        values[chunk] = _channel_ssim(x[chunk], y[chunk], window)
-    return values.reshape(*lead, channels).mean(dim=-1)
+    x, y = (t.detach().double().reshape(-1, *t.shape[-3:]) for t in (a, b))
+    at_once = max(1, _CHUNK_PIXELS // math.prod(a.shape[-3:]))
+    pairs = zip(x.split(at_once), y.split(at_once), strict=True)
+    values = [similar_to(two)(one, slice(None)) for one, two in pairs]
+    return torch.cat(values).reshape(a.shape[:-3])
 
 
-def _channel_ssim(x: Tensor, y: Tensor, window: Tensor) -> Tensor:
-    """SSIM of single channels x, y [N, H, W], float64 [N].
-
-    The two variances enter only as their sum, so four maps are blurred and not five.
-    """
-    n, height, width = x.shape
-    maps = torch.empty(4, n, height, width, dtype=torch.float64, device=x.device)
-    maps[0], maps[1] = x, y
-    torch.mul(maps[0], maps[1], out=maps[2])
-    torch.mul(maps[0], maps[0], out=maps[3]).addcmul_(maps[1], maps[1])
-    across = _blur(maps.view(-1, width), window)
-    valid = _blur(across.view(-1, height), window)
-    mx, my, xy, squares = valid.view(-1, 4, n).unbind(dim=1)
-    product, norms = mx * my, torch.addcmul(mx * mx, my, my)
-    top = (2 * product + _C1) * (xy - product).mul_(2).add_(_C2)
-    bottom = (norms + _C1) * (squares - norms).add_(_C2)
-    return top.div_(bottom).mean(dim=0)
-
-
-def _blur(lines: Tensor, window: Tensor) -> Tensor:
-    """Gaussian window along lines [N, L] over the valid region, transposed: [L - 10, N].
-
-    With the blurred axis first, two calls blur the last two axes without a copy in between. A
-    matrix product by bands of a few rows spends at most half its work on their zeros and still
-    beats a convolution, whose float64 kernels are slow.
-    """
-    length = lines.shape[1] - WINDOW + 1
-    blurred = torch.empty(length, len(lines), dtype=lines.dtype, device=lines.device)
-    for start in range(0, length, _BAND):
-        rows = min(_BAND, length - start)
-        reach = rows + WINDOW - 1
-        torch.mm(
-            window[:rows, :reach],
-            lines[:, start : start + reach].T,
-            out=blurred[start : start + rows],
-        )
-    return blurred
-
-
-def _window_rows(device: torch.device) -> Tensor:
-    """[_BAND, _BAND + 10]: row i holds the Gaussian window from column i on."""
-    reach = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
-    kernel = torch.exp(-0.5 * (reach / _SIGMA) ** 2)
-    rows = torch.zeros(_BAND, _BAND + WINDOW - 1, dtype=torch.float64)
-    rows.unfold(1, WINDOW, 1).diagonal(dim1=0, dim2=1).copy_((kernel / kernel.sum())[:, None])
-    return rows.to(device)
-
-
-def similar_to(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def similar_to(x: Tensor) -> Callable[[Tensor, Tensor | slice], Tensor]:
     """SSIM with fixed images x [N, C, H, W] of others, with its gradient, in float64.
 
     Returns:
@@ -116,7 +59,7 @@ def similar_to(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     mx = blurred(x)
     vx = blurred(x * x) - mx * mx
 
-    def similar(images: Tensor, slots: Tensor) -> Tensor:
+    def similar(images: Tensor, slots: Tensor | slice) -> Tensor:
         mean = blurred(images)
         variance = (blurred(images * images) - mean * mean)[slots]
         mean = mean[slots]
@@ -162,7 +105,7 @@ def most_similar(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
 def _window_matrix(length: int) -> Tensor:
     """[length - 10, length]: row i holds the Gaussian window from column i on."""
     reach = torch.arange(length)[None] - torch.arange(length - WINDOW + 1)[:, None]
-    kernel = torch.exp(-0.5 * ((reach - WINDOW // 2) / _SIGMA).double() ** 2)
+    kernel = torch.exp(-0.5 * ((reach - WINDOW // 2).double() / _SIGMA) ** 2)
     kernel = kernel * ((reach >= 0) & (reach < WINDOW))
     return kernel / kernel.sum(dim=1, keepdim=True)
 

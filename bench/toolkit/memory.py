@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -69,10 +68,11 @@ def halving(
     if at_once < 1:
         raise ValueError(f"at_once must be >= 1 (items of a piece), got {at_once}.")
     while True:
-        with _out_of_memory() as exhausted:
+        try:
             return call(at_once), at_once
-        if at_once == 1:
-            raise exhausted[0]
+        except (RuntimeError, MemoryError) as error:
+            if at_once == 1 or not _is_out_of_memory(error):
+                raise
         at_once = (at_once + 1) // 2
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -112,16 +112,9 @@ def to_device(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=True)
 
 
-@contextmanager
-def _out_of_memory() -> Iterator[list[BaseException]]:
-    """Collect an allocator's refusal; every other error passes."""
-    caught: list[BaseException] = []
-    try:
-        yield caught
-    except (RuntimeError, MemoryError) as error:
-        # Neither the CPU's allocator nor the GPU's libraries have a type of their own for it.
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(
-            text in str(error).lower() for text in _NO_MEMORY
-        ):
-            raise
-        caught.append(error.with_traceback(None))  # the traceback would keep the tensors alive
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is an allocator's refusal: neither the CPU's allocator nor the GPU's
+    libraries have a type of their own for it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(text in str(error).lower() for text in _NO_MEMORY)

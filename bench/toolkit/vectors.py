@@ -14,18 +14,12 @@ from bench.errors import UserError
 from bench.toolkit.memory import to_device
 
 
-def total_norm(parts: Mapping[str, Part], *, order: int = 2) -> Tensor:
-    """The norm (order 1 or 2) over all present coordinates of a message, a float64 scalar."""
-    pieces = [
-        (p.values if p.present is None else p.values[p.present]).double().flatten()
-        for p in parts.values()
-    ]
-    return torch.linalg.vector_norm(torch.cat(pieces), ord=order)
-
-
 def clip(parts: Mapping[str, Part], *, norm: float, order: int = 2) -> dict[str, Part]:
-    """Scale all values by min(1, norm / |v|), where |v| is over the present coordinates."""
-    length = total_norm(parts, order=order)
+    """Scale all values by min(1, norm / |v|), where |v| is the norm of that order (1 or 2) over the
+    present coordinates."""
+    present = [p.values if p.present is None else p.values[p.present] for p in parts.values()]
+    flat = torch.cat([v.double().flatten() for v in present])
+    length = torch.linalg.vector_norm(flat, ord=order)
     factor = torch.clamp(norm / length.clamp_min(1e-300), max=1.0)
     return {n: replace(p, values=p.values * factor.to(p.values)) for n, p in parts.items()}
 
