@@ -1,4 +1,4 @@
-"""`leakbench attack`: attacks on what was captured of a run of one's own."""
+"""`leakbench attack`, `export`, `score` and `merge`: views of your own run and for other tools."""
 
 from __future__ import annotations
 

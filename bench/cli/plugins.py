@@ -1,4 +1,4 @@
-"""`leakbench new`, `check` and `submit`: from an idea to a row that others can rerun."""
+"""`leakbench list`, `new`, `check` and `submit`: from an idea to a row that others can rerun."""
 
 from __future__ import annotations
 

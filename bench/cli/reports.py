@@ -1,4 +1,4 @@
-"""`leakbench report`: a result folder as tables, files and an HTML page."""
+"""`leakbench report`, `compare` and `site`: a result folder as tables, files and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leakbench run`, and what `sweep` has in common with it."""
+"""`leakbench run`, `sweep` and `tune`."""
 
 from __future__ import annotations
 
