@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 from bench.report import leaderboard
 from bench.report.text import to_leaderboard_json
 
-SCHEMA_FILE = Path(leaderboard.__file__).with_name("schema.json")
+SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    """Rows as leaderboard.json has them."""
+    """Rows as leaderboard.json has them, which follow the schema."""
     rows: list[dict[str, Any]] = json.loads(to_leaderboard_json(leaderboard.rows(folder)))
+    jsonschema.validate(rows, SCHEMA)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,9 +32,15 @@ from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
 
-# The same inputs every time; `--hypothesis-profile=default` draws others.
+# The same inputs every time; `--hypothesis-profile=default` draws others, and `many` thousands.
 settings.register_profile("fixed", derandomize=True)
+settings.register_profile("many", max_examples=3000)
 settings.load_profile("fixed")
+
+
+def part(divisor: int) -> int:
+    """Return how many examples a costly property gets of those that the profile asks for."""
+    return settings().max_examples // divisor
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -237,6 +244,16 @@ name = "prior_only"
 """
 
 
+RAISING = """
+from bench.api import Attack
+
+class Raising(Attack):
+    "Raises."
+    def run(self, seen, ctx):
+        raise RuntimeError("boom")
+"""
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Path]:
     """Writes a suite of a second or two; keyword arguments replace pieces of its text."""
@@ -256,24 +273,45 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 Run = Callable[..., tuple[Store, runner.Report]]
 
 
+def run_suite(
+    suite: Path, out: Path, *, plugins: tuple[Path, ...] = (), workers: int = 0,
+    only: dict[str, Any] | None = None, fresh: bool = False,
+) -> tuple[Store, runner.Report]:  # fmt: skip
+    """Run a suite's file without the command line."""
+    env = Environment(plugins=plugins)
+    registry = registry_for(plugins)
+    plan = expand(suites.read_suite(str(suite)), only)
+    runner.check(plan, registry, env)
+    store = Store(out)
+    store.prepare()
+    report = runner.run(
+        plan, store, Keys(registry, env), executor=launch.local(plan, env, workers=workers),
+        fresh=fresh, command=["test"],
+    )  # fmt: skip
+    return store, report
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Runs a suite's file into tmp_path: store and report."""
 
-    def go(
-        suite: Path, *, out: str = "out", plugins: tuple[Path, ...] = (), workers: int = 0,
-        only: dict[str, Any] | None = None, fresh: bool = False,
-    ) -> tuple[Store, runner.Report]:  # fmt: skip
-        env = Environment(plugins=plugins)
-        registry = registry_for(plugins)
-        plan = expand(suites.read_suite(str(suite)), only)
-        runner.check(plan, registry, env)
-        store = Store(tmp_path / out)
-        store.prepare()
-        report = runner.run(
-            plan, store, Keys(registry, env), executor=launch.local(plan, env, workers=workers),
-            fresh=fresh, command=["test"],
-        )  # fmt: skip
-        return store, report
+    def go(suite: Path, *, out: str = "out", **how: Any) -> tuple[Store, runner.Report]:
+        return run_suite(suite, tmp_path / out, **how)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def tiny_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run of the suite `TINY`, which no test changes."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.toml").write_text(TINY)
+    _, report = run_suite(folder / "tiny.toml", folder / "out")
+    assert report.failures == []
+    return folder / "out"
+
+
+@pytest.fixture
+def tiny_copy(tiny_made: Path, tmp_path: Path) -> Path:
+    """A copy of that run where `run` goes on with it."""
+    return Path(shutil.copytree(tiny_made, tmp_path / "out"))

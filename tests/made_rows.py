@@ -6,7 +6,6 @@ import json
 import math
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 from bench import suite as suites
@@ -25,13 +24,10 @@ from bench.records import (
 )
 from bench.report import (
     html,
-    leaderboard,
     pictures,
 )
 from bench.report.text import to_leaderboard_json
 from tests.conftest import TINY
-
-SCHEMA = json.loads(Path(leaderboard.__file__).with_name("schema.json").read_text())
 
 HOSTILE = "<img src=x onerror=alert(1)></script><!--<script>alert(2)</script>\"' " + "w" * 300
 
@@ -82,12 +78,12 @@ def row(defense: str = "none", ssim: float = 0.5, **more: Any) -> Row:
 def leaks(*means: float, spread: float = 0.02, victims: int = 4) -> Leaks:
     """Leakage of victims around a mean per seed."""
     steps = [spread * (i - (victims - 1) / 2) for i in range(victims)]
-    found = {seed: tuple(mean + s for s in steps) for seed, mean in enumerate(means)}
-    return Leaks(threat="server", floor=0.2, victims=found)
+    by_seed = {seed: tuple(mean + s for s in steps) for seed, mean in enumerate(means)}
+    return Leaks(threat="server", floor=0.2, victims=by_seed)
 
 
-def worst(found: Interval, metric: Any = "ssim", attack_: str = "dlg") -> WorstCase:
-    return WorstCase(attack=attack_, metric=metric, interval=found)
+def worst(leakage: Interval, metric: Any = "ssim", attack_: str = "dlg") -> WorstCase:
+    return WorstCase(attack=attack_, metric=metric, interval=leakage)
 
 
 def flag(code: FlagCode, subject: str = "", **values: float | str) -> Flag:
@@ -120,8 +116,8 @@ def page(*rows: Any, run: Run | None = None, album: Any = None) -> str:
 
 def blocks(text: str, kind: str) -> list[Any]:
     """JSON blocks of a class."""
-    found = re.findall(rf'<script type="application/json" class="{kind}">(.*?)</script>', text)
-    return [json.loads(f) for f in found]
+    texts = re.findall(rf'<script type="application/json" class="{kind}">(.*?)</script>', text)
+    return [json.loads(f) for f in texts]
 
 
 def as_json(rows: Any) -> Any:

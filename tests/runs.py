@@ -27,12 +27,12 @@ def made(plan: Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.R
 
 def contents(store: Store) -> dict[str, Any]:
     """All records without the clock's readings, and the bytes of all artifacts."""
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for path in sorted(store.folder.glob("records/*/*.json")):
-        found[str(path.relative_to(store.folder))] = timeless(json.loads(path.read_text()))
+        files[str(path.relative_to(store.folder))] = timeless(json.loads(path.read_text()))
     for path in sorted(store.folder.glob("artifacts/*/*")):
-        found[str(path.relative_to(store.folder))] = path.read_bytes()
-    return found
+        files[str(path.relative_to(store.folder))] = path.read_bytes()
+    return files
 
 
 def timeless(value: Any) -> Any:

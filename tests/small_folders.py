@@ -26,6 +26,13 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+def leakbench(*arguments: object, answer: str | None = None) -> tuple[int, str]:
+    """Exit code, and all words that the command line says."""
+    environment = {"COLUMNS": "200", "LEAKBENCH_DATA": ""}
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env=environment, input=answer)
+    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+
+
 def go(folder: Path, suite_text: str = SUITE) -> Result:
     """Run the suite in the folder, or go on with it."""
     suite = folder.with_suffix(".toml")

@@ -10,19 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import bench
-from bench.cli import app
 from bench.cli.runs import recorded
 from bench.registry import Registry
-
-ok = CliRunner()
-
-
-def leakbench(*arguments: str) -> tuple[int, str]:
-    result = ok.invoke(app, list(arguments), env={"COLUMNS": "200", "LEAKBENCH_DATA": ""})
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+from tests.conftest import RAISING
+from tests.small_folders import leakbench
 
 
 def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -94,61 +87,6 @@ def test_ledger_prints_claim_proof_and_constants() -> None:
     assert 0 < document["eps_claimed"] < document["eps_record"] < 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("run", "quik"), "Did you mean 'quick'"),
-        (("run", "quick", "--set", "budget=0"), "got 0"),
-        (("run", "quick", "--set", "colour=red"), "unknown key 'colour'"),
-        (("run", "quick", "--set", "tasks.0.dataset=digitz"), "Did you mean 'digits'"),
-        (("run", "quick", "--set", "tasks.0.model=lenett"), "Did you mean 'lenet'"),
-        (("run", "quick", "--set", "tasks.0.dataset=mnist"), "--data-dir"),
-        (("run", "quick", "--set", "defenses.1.name=gausian"), "Did you mean 'gaussian'"),
-        (("run", "quick", "--set", "attacks.0.settings.restarts=-1"), "restarts must be >= 0"),
-        (("run", "quick", "--set", "attacks.0.settings.start=black"), "setting start of attack"),
-        (("run", "quick", "--set", "protocol.clients=2000"), "training samples"),
-        (("run", "quick", "--only", "defense=duchi"), "Unknown defense 'duchi' in"),
-        (("run", "quick", "--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
-        (("run", "quick", "--data-dir", "/no/such/folder"), "no such data folder"),
-        (("run", "quick", "--plugin", "/no/plugin.py"), "no such plugin file"),
-        (("run", "quick", "--shard", "3"), "--shard takes i/n, as 1/8, got '3'"),
-        (("run", "quick", "--shard", "0/3"), "shard 0/3 does not exist"),
-        (("plan", "quick", "--shard", "90/99"), "shard 90/99 is empty: the plan has 14 trainings"),
-        (("run", "quick", "--memory", "0"), "memory must lie in [0.1, 1000000] GB for one worker"),
-        (("run", "quick", "--executor", "slurm"), "executor must be local or ray, got 'slurm'"),
-        (("run", "quick", "--executor", "ray"), "device auto: say cpu or cuda"),
-        (
-            ("run", "quick", "--executor", "ray", "--device", "cpu", "--jobs", "2"),
-            "jobs and memory are for the local executor",
-        ),
-        (
-            ("run", "quick", "--executor", "ray", "--device", "cpu", "--cell-gpus", "0.5"),
-            "cell_gpus 0.5 does not go with device cpu",
-        ),
-        (("plan", "none.toml"), "no such suite file"),
-        (("list", "defences"), "Did you mean 'defenses'"),
-        (("report", "/no/such/folder"), "is no result folder"),
-        (("ledger", "spm"), "needs the setting(s) epsilon"),
-        (("ledger", "spm", "--set", "epsilon=-1"), "epsilon must lie in (0, 700]"),
-        (("ledger", "spm", "--set", "epsilon=1", "--facts", "rounds=1.5"), "a whole number"),
-        (("ledger", "spm", "--set", "epsilon=1", "--facts", "round=1"), "Did you mean 'rounds'"),
-        (("ledger", "spm", "--set", "epsilon"), "--set takes key=value"),
-    ],
-)
-def test_bad_input_gets_one_sentence_and_exit_code_2(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, text = leakbench(*arguments)
-    assert code == 2, text
-    assert message in text
-    assert text.startswith("leakbench: ")
-    assert "Traceback" not in text
-    assert not (tmp_path / "leakbench-runs").exists() or not any(
-        (tmp_path / "leakbench-runs").rglob("*.json")
-    )
-
-
 def test_an_unwritable_output_is_refused_before_any_work(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -165,13 +103,7 @@ def test_the_recorded_command_names_no_folder_of_this_machine() -> None:
 
 def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path: Path) -> None:
     plugin = tmp_path / "raising.py"
-    plugin.write_text(
-        "from bench.api import Attack\n"
-        "class Raising(Attack):\n"
-        "    '''Raises.'''\n"
-        "    def run(self, seen, ctx):\n"
-        "        raise RuntimeError('boom')\n"
-    )
+    plugin.write_text(RAISING)
     suite = tiny(append='\n[[attacks]]\nname = "raising"\n')
     code, text = leakbench(
         "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
@@ -181,32 +113,6 @@ def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path
     assert "RuntimeError: boom" in text
     assert "5 run" not in text
     assert "2 failed" in text
-
-
-def test_an_attacks_budget_set_on_the_command_line_reaches_it(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    plugin = tmp_path / "spends.py"
-    plugin.write_text(
-        "import torch\n"
-        "from bench.api import Attack, Reconstruction\n"
-        "class Spends(Attack):\n"
-        "    '''Uses its budget up.'''\n"
-        "    def run(self, seen, ctx):\n"
-        "        images = torch.zeros(len(seen.clients), 1, *ctx.network.shape)\n"
-        "        return Reconstruction(images=images, evaluations=ctx.budget)\n"
-    )
-    suite = tiny(append='\n[[attacks]]\nname = "spends"\n')
-    code, text = leakbench(
-        "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
-        "--plugin", str(plugin), "--only", "attack=spends", "--only", "checkpoint=init",
-        "--set", "attacks.2.budget=50",
-    )  # fmt: skip
-    assert code == 0, text
-    rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
-    entries = [r["attacks"]["spends"] for r in rows]
-    assert [e["gradient_evaluations"] for e in entries] == [50, 50, 50]
-    assert all(e["convergence"]["budget"] == 50 for e in entries)
 
 
 def test_the_docs_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from bench.cli.reports import compare as command
+from bench.cli import app
 from bench.harness.store import Store
 from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (
@@ -38,8 +36,6 @@ from tests.made_records import attacked_for, trained_for
 # --- result folders ---------------------------------------------------------------------------
 
 PROTOCOL = ProtocolSettings(name="fedavg", clients=10, local_steps=1)
-
-Values = Mapping[str, Sequence[float]]
 
 
 class Folder:
@@ -123,15 +119,15 @@ def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(
     floors = [0.0, 0.2]
     made.row("a", 0, {"dlg": [0.9, 0.1], "ridge": [0.2, 0.3]}, correct=80, floors=floors)
     made.row("b", 0, {"dlg": [0.4, 0.1], "ridge": [0.5, 0.1]}, correct=90, floors=floors)
-    found = made.compared()
+    compared = made.compared()
     # the mean baseline is .1, so that .9 is the whole way
-    assert found.means == pytest.approx(((0.9 + 0.1) / 2 / 0.9, (0.5 - 0.1) / 2 / 0.9))
-    assert found.difference.interval.mean == pytest.approx(0.3 / 0.9)
-    assert found.drop is not None
-    assert found.drop.mean == pytest.approx(0.1)
+    assert compared.means == pytest.approx(((0.9 + 0.1) / 2 / 0.9, (0.5 - 0.1) / 2 / 0.9))
+    assert compared.difference.interval.mean == pytest.approx(0.3 / 0.9)
+    assert compared.drop is not None
+    assert compared.drop.mean == pytest.approx(0.1)
     other = made.compared("b", "a")
-    assert other.difference.interval.mean == pytest.approx(-found.difference.interval.mean)
-    assert other.difference.p == found.difference.p
+    assert other.difference.interval.mean == pytest.approx(-compared.difference.interval.mean)
+    assert other.difference.p == compared.difference.p
     assert made.compared(attack="ridge").means == pytest.approx((0.25, 0.3))
 
 
@@ -140,10 +136,10 @@ def test_a_smaller_error_is_the_larger_leak(tmp_path: Path) -> None:
     made.row("a", 0, {"dlg": {"mse": [1.0, 4.0]}, "ridge": {"mse": [2.0, 2.0]}}, floors=[5.0, 5.0])
     made.row("b", 0, {"dlg": {"mse": [3.0, 3.0]}, "ridge": {"mse": [5.0, 5.0]}}, floors=[5.0, 5.0])
     assert made.compared().difference.interval.mean == pytest.approx((3.0 - 1.5) / 5)
-    found = made.compared(attack="ridge")
-    assert found.metric == "mse"
-    assert found.means == (2.0, 5.0)
-    assert found.difference.interval.mean == 3.0
+    compared = made.compared(attack="ridge")
+    assert compared.metric == "mse"
+    assert compared.means == (2.0, 5.0)
+    assert compared.difference.interval.mean == 3.0
 
 
 def test_every_table_is_compared_by_its_own_metric(tmp_path: Path) -> None:
@@ -153,8 +149,8 @@ def test_every_table_is_compared_by_its_own_metric(tmp_path: Path) -> None:
         for defense in ("a", "b"):
             made.row(defense, 0, {"dlg": {metric: [0.3, 0.4]}}, dataset=dataset)
     assert made.compared(attack="dlg").metric == "ssim"
-    found = comparison.compare_rows(tmp_path, "a", "b", attack="dlg")
-    assert [one.metric for one in found] == ["ssim", "mse"]
+    comparisons = comparison.compare_rows(tmp_path, "a", "b", attack="dlg")
+    assert [one.metric for one in comparisons] == ["ssim", "mse"]
 
 
 def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
@@ -163,10 +159,10 @@ def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
         made.row("a", seed, {"dlg": [0.5 + seed / 10, 0.6]}, floors=[0.0, 0.0])
     made.row("b", 0, {"dlg": [0.4, 0.4]}, floors=[0.0, 0.0])
     made.row("b", 2, {"dlg": [0.4, 0.4]}, correct=70, floors=[0.0, 0.0])
-    found = made.compared()
-    assert found.difference.seed_means == pytest.approx((0.15, 0.25))
-    assert found.drop is not None
-    assert found.drop.mean == pytest.approx(-0.1)
+    compared = made.compared()
+    assert compared.difference.seed_means == pytest.approx((0.15, 0.25))
+    assert compared.drop is not None
+    assert compared.drop.mean == pytest.approx(-0.1)
 
 
 def test_a_row_with_a_failed_attack_is_never_best(tmp_path: Path) -> None:
@@ -264,8 +260,8 @@ def test_compare_agrees_with_the_marks_of_every_row(tmp_path: Path) -> None:
         if row not in (best, bare):
             assert row.marks.best != made.compared(best.setting, row.setting).difference.separated
         if row is not bare:
-            found = made.compared(row.setting, "none")
-            less = found.difference.separated and found.difference.interval.mean < 0
+            compared = made.compared(row.setting, "none")
+            less = compared.difference.separated and compared.difference.interval.mean < 0
             assert row.marks.undefended != less
 
 
@@ -312,38 +308,11 @@ def test_a_table_whose_undefended_row_leaks_nothing_marks_nothing(tmp_path: Path
     assert any(r.marks.text for r in leaderboard.rows(made.done()))
 
 
-def test_sixty_rows_of_three_seeds_take_seconds_and_each_record_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.harness.store.os.fsync", lambda handle: None)
-    made = Folder(tmp_path)
-    rng = numpy_generator(0, "many")
-    for i in range(60):
-        for seed in range(3):
-            made.row("spm", seed, {"dlg": rng.uniform(size=8).tolist()}, epsilon=float(i))
-    made.done()
-    read: list[str] = []
-    original = Store.read
-
-    def counted(self: Store, kind: Any, key: str) -> dict[str, Any] | None:
-        read.append(f"{kind} {key}")
-        return original(self, kind, key)
-
-    monkeypatch.setattr(Store, "read", counted)
-    began = time.process_time()
-    (pair,) = comparison.compare_rows(made.folder, "spm:epsilon=0", "spm:epsilon=59")
-    assert time.process_time() - began < 10
-    assert len(pair.difference.seed_means) == 3
-    assert len(read) == len(set(read)) == 360
-
-
 # --- the command ------------------------------------------------------------------------------
 
 
 def compare(*arguments: str, columns: int = 80) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
+    result = CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": str(columns)})
     return result.exit_code, result.stdout + result.stderr
 
 
@@ -368,9 +337,9 @@ def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path)
     assert "verdict separated" in flat
     code, text = compare(out, "none", "spm", "--attack", "ilrg", "--json", "--only", "seed=1")
     assert code == 0, text
-    (found,) = json.loads(text)
-    assert found["title"] == "fedavg of 10 clients · digits · mlp_spm · final round"
-    assert (found["metric"], len(found["seed_means"])) == ("lnacc", 1)
+    (document,) = json.loads(text)
+    assert document["title"] == "fedavg of 10 clients · digits · mlp_spm · final round"
+    assert (document["metric"], len(document["seed_means"])) == ("lnacc", 1)
     assert "NaN" not in text
 
 

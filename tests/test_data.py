@@ -61,31 +61,16 @@ def test_forms_of_digits_begin_where_the_sequence_of_labels_begins_anew() -> Non
     assert sum(len(form) - fit(form, sequence) for form in forms) <= 1
     for one, two in itertools.pairwise(forms):
         both = np.concatenate([one, two])
-        found = {
+        fits = {
             shift: sum(fit(f, sequence) for f in np.split(both, [len(one) + shift]))
             for shift in range(-3, 4)
         }
-        assert found[0] == max(found.values())  # a last digit may fit neither
+        assert fits[0] == max(fits.values())  # a last digit may fit neither
 
 
 def form_of(count: int) -> np.ndarray:
     """The form that each of the first digits of the file is of."""
     return np.searchsorted(builtin.FORMS, np.arange(count), side="right") - 1
-
-
-def test_no_two_forms_of_digits_are_of_one_hand() -> None:
-    """Half a form finds its nearest images of a class in its own other half before any other's."""
-    raw = load_digits()
-    x, form = raw.data / 16, form_of(len(raw.data))
-    second = np.concatenate([np.arange(n) >= n // 2 for n in np.diff([*builtin.FORMS, len(x)])])
-    square = (x**2).sum(axis=1)
-    distance = square[:, None] + square - 2 * x @ x.T
-    distance[raw.target[:, None] != raw.target] = np.inf
-    for half, own in itertools.product((False, True), range(14)):
-        mine = np.flatnonzero((form == own) & (second == half))
-        others = np.flatnonzero(second != half)  # a half of every form
-        nearest = others[distance[np.ix_(mine, others)].argmin(axis=1)]
-        assert np.bincount(form[nearest], minlength=14).argmax() == own
 
 
 def test_digits_of_one_writer_are_all_in_one_part() -> None:
@@ -99,12 +84,12 @@ def test_digits_of_one_writer_are_all_in_one_part() -> None:
         parts = []
         for x, y in ((data.test_x, data.test_y), (data.aux_x, data.aux_y),
                      (data.train_x, data.train_y)):  # fmt: skip
-            found = [place[one.numpy().tobytes()] for one in x]
-            assert raw.target[found].tolist() == y.tolist()
+            positions = [place[one.numpy().tobytes()] for one in x]
+            assert raw.target[positions].tolist() == y.tolist()
             counts = y.bincount(minlength=10)
             assert counts.min() >= 0.85 * counts.max()
-            parts.append(frozenset(form[found].tolist()))
-            assert sorted(found) == np.flatnonzero(np.isin(form, list(parts[-1]))).tolist()
+            parts.append(frozenset(form[positions].tolist()))
+            assert sorted(positions) == np.flatnonzero(np.isin(form, list(parts[-1]))).tolist()
         assert [len(forms) for forms in parts] == [3, 3, 8]
         assert len(frozenset.union(*parts)) == 14
         splits.add(tuple(parts))

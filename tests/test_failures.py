@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from bench.cli.reports import publish
 from bench.harness.executors.local import Workers
 from bench.harness.executors.task import Task
-from bench.harness.store import Store, write_whole
-from bench.records import FlagCode, NoResult, read_json, to_json
+from bench.records import FlagCode, NoResult
 from bench.report import leaderboard, terminal
 from bench.report.frames import to_csv
 from bench.report.text import cells
 from bench.report.verdicts import at_chance, flags_of
 from tests import made_rows as made_up
-from tests.board import SCHEMA_FILE, board, written
+from tests.board import board
 from tests.broken_plugins import DEADLY
 from tests.conftest import Run
 from tests.made_records import trained
@@ -93,7 +85,8 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
         f'\n[[attacks]]\nname = "{n}"\n'
         for n in ("raises", "wrong_shape", "not_a_number", "forgetful", "mean_image")
     )
-    store, report = run(tiny(append=attacks), plugins=bad, only={"defense": "none"})
+    only = {"defense": "none", "checkpoint": "init"}
+    store, report = run(tiny(append=attacks), plugins=bad, only=only)
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
     assert reasons["raises"] == "failed: RuntimeError: boom"
     assert "images must be a tensor [2, 1, 1, 16, 16], got [1]" in reasons["wrong_shape"]
@@ -108,8 +101,8 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(
     assert row["attacks"]["raises"]["ssim"] is None
     assert row["attacks"]["raises"]["failed"] == 2
     assert "raises failed" in row["flags"]
-    _, again = run(tiny(append=attacks), plugins=bad, only={"defense": "none"})
-    assert again.ran == 6  # failures are tried again, the rest is cached
+    _, again = run(tiny(append=attacks), plugins=bad, only=only)
+    assert again.ran == 3  # failures are tried again, the rest is cached
 
 
 def test_a_diverged_training_is_a_result_with_its_attacks_not_applicable(
@@ -135,7 +128,7 @@ def test_participation_samples_clients_and_the_ledger_counts_real_uploads(
     run: Run, tiny: Callable[..., Path]
 ) -> None:
     suite = tiny(**{"rounds = 1": "rounds = 6\nparticipation = 0.34"})
-    store, _ = run(suite, only={"defense": "none", "checkpoint": "final"})
+    store, _ = run(suite, only={"defense": "none", "checkpoint": "final", "attack": "ilrg"})
     (path,) = (store.folder / "records" / "train").iterdir()
     record = json.loads(path.read_text())
     assert record["rounds_played"] == 6
@@ -148,7 +141,8 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
 ) -> None:
     suite = tiny(append='\n[[defenses]]\nname = "refuses"\n')
-    store, report = run(suite, plugins=bad, only={"checkpoint": "init"})
+    only = {"checkpoint": "init", "defense": "none,refuses"}
+    store, report = run(suite, plugins=bad, only=only)
     ((label, reason),) = report.failures
     assert "refuses" in label
     assert reason == "failed: RuntimeError: no upload"
@@ -162,8 +156,6 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     assert rows["refuses"]["flags"] == [failed, nothing]
     assert nothing in rows["none"]["flags"]
     assert not any(mark for r in rows.values() for mark in r["marks"].values())
-    document = written(store.folder)
-    jsonschema.validate(document, json.loads(SCHEMA_FILE.read_text()))
 
 
 @pytest.mark.slow
@@ -186,83 +178,6 @@ def test_a_dying_worker_and_a_hanging_cell_end_alone(
     assert row["attacks"]["sleeps"]["status"] == "timeout"
 
 
-@pytest.mark.slow  # kills at random moments: test_broken_writes.py
-def test_a_killed_driver_leaves_whole_records_and_the_next_run_finishes(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    suite, out = tiny(), tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-m",
-        "bench.cli",
-        "run",
-        str(suite),
-        "--out",
-        str(out),
-        "--jobs",
-        "1",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and len(list(out.glob("records/attack/*.json"))) < 2:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = list(out.glob("records/*/*.json"))
-    assert len(done) >= 2
-    assert all(read_json(p)["status"] == "done" for p in done)
-    stamps = {p: p.stat().st_mtime_ns for p in done}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert all(p.stat().st_mtime_ns == t for p, t in stamps.items())
-    assert len(list(out.glob("records/*/*.json"))) == 15
-
-
-def test_two_drivers_on_one_folder_are_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.prepare()
-    with (
-        store.locked(),
-        pytest.raises(ValueError, match="another leakbench run is writing"),
-        Store(tmp_path).locked(),
-    ):
-        pass
-
-
-def test_files_are_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.json"
-    write_whole(path, "old")
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(path, "new" * 1000)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.json"]
-
-
-def test_infinities_become_text_so_that_any_json_reader_takes_them() -> None:
-    text = to_json({"a": float("inf"), "b": [float("nan"), -float("inf")]})
-    assert json.loads(text) == {"a": "inf", "b": ["nan", "-inf"]}
-
-
-def test_reports_come_in_three_formats(run: Run, tiny: Callable[..., Path]) -> None:
-    store, _ = run(tiny(), only={"checkpoint": "init"})
-    paths = {p.suffix: p.read_text() for p in publish(store.folder, ("md", "csv", "json"))}
-    assert (
-        "| marks | defense | leakage | recognised | selected | upper bound | accuracy drop |"
-        in paths[".md"]
-    )
-    assert "Command: `test`" in paths[".md"]
-    lines = paths[".csv"].splitlines()
-    assert len(lines) == 1 + 3 * 2
-    assert len({len(line.split(",")) for line in lines[:1]}) == 1
-    assert len(json.loads(paths[".json"])) == 3
-
-
 @pytest.mark.slow
 def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     run: Run, tiny: Callable[..., Path]
@@ -279,10 +194,6 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert (by_defense["lg_fedavg"]["keeping_clients"], plain["keeping_clients"]) == (3, 0)
     assert len(plain["personal_accuracies"]) == 3
     rows = board(store.folder)
-    jsonschema.validate(
-        written(store.folder),
-        json.loads(SCHEMA_FILE.read_text()),
-    )
     row = {r["defense"]: r for r in rows}
     assert row["standalone"]["accuracy"] is None
     assert row["standalone"]["attacks"]["ilrg"]["status"] == "not_applicable"
@@ -367,9 +278,9 @@ def test_workers_are_reused_and_everything_is_answered() -> None:
 
 def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(count=3, threads=1, timeout_s=60, gpus=("0", "GPU-5"))
-    found = [workers.surroundings(i) for i in range(3)]
-    assert [f["CUDA_VISIBLE_DEVICES"] for f in found] == ["0", "GPU-5", "0"]
-    assert [float(f["LEAKBENCH_GPU_SHARE"]) for f in found] == [0.5, 1.0, 0.5]
+    environments = [workers.surroundings(i) for i in range(3)]
+    assert [f["CUDA_VISIBLE_DEVICES"] for f in environments] == ["0", "GPU-5", "0"]
+    assert [float(f["LEAKBENCH_GPU_SHARE"]) for f in environments] == [0.5, 1.0, 0.5]
     monkeypatch.setenv("LEAKBENCH_GPU_SHARE", "0.5")
     assert float(workers.surroundings(2)["LEAKBENCH_GPU_SHARE"]) == 0.25
     assert Workers(count=3, threads=1, timeout_s=60).surroundings(0) == {}
@@ -386,9 +297,9 @@ def test_images_of_which_nobody_knows_whose_they_are_flag_their_row(
     from the floor given labels."""
     attacks = {"dlg": made_up.attack(own, ssim_anyone=made_up.interval(anyone))}
     made = made_up.row(attacks=attacks, ssim=0.3, accuracy=None)
-    found = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
+    flags = [f for f in flags_of(made, []) if f.code == FlagCode.WHOSE_UNKNOWN]
     leaks = pytest.approx((anyone - 0.2) / 0.8)
-    assert [(f.subject, f.values["leak"]) for f in found] == [("dlg", leaks)] * flagged
+    assert [(f.subject, f.values["leak"]) for f in flags] == [("dlg", leaks)] * flagged
 
 
 @pytest.mark.parametrize(("alone", "flagged"), [(0.9, True), (0.5, True), (0.46, False)])
@@ -398,6 +309,6 @@ def test_a_row_of_badly_chosen_answers_is_flagged(alone: float, flagged: bool) -
     made = made_up.row(attacks=attacks, ssim=0.4, accuracy=None)
     assert made.worst is not None
     made = replace(made, choice=replace(made.worst, attack="dlg"))
-    found = [f for f in flags_of(made, []) if f.code == FlagCode.UNDERSTATED]
-    assert [f.subject for f in found] == ["ridge"] * flagged
-    assert [f.values["leak"] for f in found] == [pytest.approx((alone - 0.2) / 0.8)] * flagged
+    flags = [f for f in flags_of(made, []) if f.code == FlagCode.UNDERSTATED]
+    assert [f.subject for f in flags] == ["ridge"] * flagged
+    assert [f.values["leak"] for f in flags] == [pytest.approx((alone - 0.2) / 0.8)] * flagged

@@ -7,9 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,39 +93,6 @@ def test_a_leaking_and_a_crashing_plugin_end_alone(
 
 
 @pytest.mark.slow
-def test_workers_killed_at_random_times_cost_their_job_alone(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    plan, keys = planned(tiny(append='\n[[attacks]]\nname = "dlg"\n'))
-    place, undisturbed = Store(tmp_path / "out"), Store(tmp_path / "undisturbed")
-    rng = numpy_generator(0, "kills")
-    over = threading.Event()
-    killed: list[int] = []
-
-    def kill() -> None:
-        while not over.wait(float(rng.uniform(0.5, 3))):
-            for child in psutil.Process().children():
-                if "spawn_main" in " ".join(child.cmdline()):
-                    child.kill()
-                    killed.append(child.pid)
-                    break
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    first = made(plan, keys, place, workers=2)
-    over.set()
-    killer.join()
-    assert killed
-    assert first.ran == len(plan.trainings) + len(plan.cells)
-    assert {reason for _, reason in first.failures} <= {
-        "failed: the worker process was killed by signal 9"
-    }
-    assert made(plan, keys, place).failures == []
-    made(plan, keys, undisturbed)
-    assert contents(place) == contents(undisturbed)
-
-
-@pytest.mark.slow
 def test_a_driver_killed_at_random_times_takes_its_workers_along_and_loses_nothing(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -165,7 +130,7 @@ def test_a_driver_killed_at_random_times_takes_its_workers_along_and_loses_nothi
 
 
 def test_cut_or_lost_files_are_made_again(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    plan, keys = planned(tiny(), defense="none")
+    plan, keys = planned(tiny(), defense="none", checkpoint="init", attack="ilrg")
     place = Store(tmp_path / "out")
     made(plan, keys, place)
     before = contents(place)
@@ -197,39 +162,6 @@ def test_cut_or_lost_files_are_made_again(tiny: Callable[..., Path], tmp_path: P
     assert not (place.folder / "scratch").exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)],
-        capture_output=True, check=False,
-    ) if shutil.which("mount") else None  # fmt: skip
-    if mounted is None or mounted.returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_one_sentence_and_nothing_is_lost(
-    small_disk: Path, tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    suite = tiny()
-    plan, keys = planned(suite, defense="none,spm")
-    place = Store(small_disk / "out")
-    place.prepare()
-    with pytest.raises(ValueError, match=r"No space left on device.*What is finished is kept"):
-        made(plan, keys, place)
-    assert all(read_outcome(p, p.parent.name) for p in place.folder.glob("records/*/*.json"))
-    undisturbed, moved = Store(tmp_path / "undisturbed"), Store(tmp_path / "moved")
-    shutil.copytree(place.folder, moved.folder)
-    assert made(plan, keys, moved).failures == []
-    made(plan, keys, undisturbed)
-    assert contents(moved) == contents(undisturbed)
-
-
 def test_a_record_that_cannot_be_written_ends_the_run_with_one_sentence(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,24 +189,6 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_sentence(
 
 
 # --- clock and company --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_clock_that_jumps_changes_nothing(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    plan, keys = planned(tiny(), defense="none", checkpoint="init")
-    straight, jumpy = Store(tmp_path / "straight"), Store(tmp_path / "jumpy")
-    made(plan, keys, straight)
-    real = time.time
-    jumps = iter(range(10**9))
-    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 1e8)
-    report = made(plan, keys, jumpy, workers=workers)
-    assert report.failures == []
-    assert contents(jumpy) == contents(straight)
-    for path in jumpy.folder.glob("records/*/*.json"):
-        assert 0 < json.loads(path.read_text())["seconds"] < 600
 
 
 def test_a_second_driver_is_refused_and_disturbs_nothing(

@@ -26,13 +26,13 @@ def rows(name: str) -> list[Row]:
 
 def some(name: str, **wanted: str) -> list[Row]:
     """Rows of a finding's run by their defense, model, dataset and checkpoint."""
-    found = [
+    matching = [
         r
         for r in rows(f"findings/{name}")
         if all(getattr(r, key) == value for key, value in wanted.items())
     ]
-    assert found
-    return found
+    assert matching
+    return matching
 
 
 def ssim(row: Row, attack: str) -> float:
@@ -41,14 +41,14 @@ def ssim(row: Row, attack: str) -> float:
 
 def leaks(defense: str) -> Iterator[float]:
     """On the board of `reference` under fedavg, of all settings that do not lose too much."""
-    (found,) = (o for o in by_protocol(rows("reference")) if o.protocol == "fedavg")
-    (line,) = (one for one in found.lines if one.defense == defense)
+    (board,) = (o for o in by_protocol(rows("reference")) if o.protocol == "fedavg")
+    (line,) = (one for one in board.lines if one.defense == defense)
     return (v.leak for v in line.verdicts if v.leak is not None)
 
 
 def test_spm_hides_no_single_sample_but_eight_where_nothing_is_learned() -> None:
-    for found, undefended_leak in zip(leaks("spm"), leaks("none"), strict=True):
-        assert found > max(0.7, undefended_leak - 0.15)
+    for leakage, undefended_leak in zip(leaks("spm"), leaks("none"), strict=True):
+        assert leakage > max(0.7, undefended_leak - 0.15)
     for row in some("budgets", defense="spm", checkpoint="init"):
         assert ssim(row, "idlg@one") > 0.9
         most = max(ssim(row, "idlg@eight"), ssim(row, "dlg@eight"))

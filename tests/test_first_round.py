@@ -31,17 +31,17 @@ def row(checkpoint: str, threat: str, *ssim: float) -> Row:
 
 
 def flagged(*, first: Row, later: Row, threats: tuple[ThreatSettings, ...]) -> list[Any]:
-    found = with_first_round(later, first, {t.name: t for t in threats})
-    assert replace(found, flags=()) == later
-    return [(f.code, f.subject, pytest.approx(f.values["leak"])) for f in found.flags]
+    row_ = with_first_round(later, first, {t.name: t for t in threats})
+    assert replace(row_, flags=()) == later
+    return [(f.code, f.subject, pytest.approx(f.values["leak"])) for f in row_.flags]
 
 
 @pytest.mark.parametrize(("later", "told"), [(0.5, True), (0.78, False), (0.95, False)])
 def test_a_row_that_leaks_less_than_its_first_round_is_flagged(later: float, told: bool) -> None:
     """By more than .1 of the way from the floor to a perfect copy."""
     first, seen = row("init", "release", 0.4, 0.84), row("final", "whole", later)
-    found = flagged(first=first, later=seen, threats=(RELEASE, WHOLE))
-    assert found == [(FlagCode.FIRST_ROUND, "b", 0.8)] * told
+    flags = flagged(first=first, later=seen, threats=(RELEASE, WHOLE))
+    assert flags == [(FlagCode.FIRST_ROUND, "b", 0.8)] * told
     known = {t.name: t for t in (RELEASE, WHOLE)}
     assert understated(with_first_round(seen, first, known)) == (
         pytest.approx(0.8) if told else None
@@ -65,10 +65,10 @@ def test_only_what_was_seen_too_is_compared(threats: tuple[ThreatSettings, ...])
 
 @pytest.mark.parametrize("missing", ["first", "later"])
 def test_a_row_without_a_figure_is_left_as_it_is(missing: str) -> None:
-    found = {"first": row("init", "release", 0.84), "later": row("final", "whole", 0.5)}
+    rows = {"first": row("init", "release", 0.84), "later": row("final", "whole", 0.5)}
     none = {"attacks": {"a": made_rows.attack(None, threat="release")}, "choice": None}
-    found[missing] = replace(found[missing], worst=None, **none)
-    assert flagged(**found, threats=(RELEASE, WHOLE)) == []
+    rows[missing] = replace(rows[missing], worst=None, **none)
+    assert flagged(**rows, threats=(RELEASE, WHOLE)) == []
 
 
 def test_rows_of_a_run_are_flagged_by_their_own_first_round(
@@ -92,10 +92,10 @@ def test_rows_of_a_run_are_flagged_by_their_own_first_round(
         record["floors"]["ssim"] = [0.1] * record["victims"]
 
     each_cell(store, invent)
-    found = [
+    flags = [
         (r.setting, r.checkpoint, f.subject, f.values["leak"])
         for r in leaderboard.rows(store.folder)
         for f in r.flags
         if f.code is FlagCode.FIRST_ROUND
     ]
-    assert found == [("spm(epsilon=2)", "final", "analytic@release", pytest.approx(8 / 9))]
+    assert flags == [("spm(epsilon=2)", "final", "analytic@release", pytest.approx(8 / 9))]

@@ -1,6 +1,6 @@
 """Whatever a suite, an option, a setting, a fact or a file of data holds: a result, or a sentence.
 
-A few hundred inputs in every run of the tests, thousands with `-m slow`.
+A few hundred inputs in every run of the tests, thousands with `--hypothesis-profile=many`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from bench.data.dataset import checked
 from bench.errors import UserError
 from bench.registry import discover
 from bench.report.accounts import checked_facts
+from tests.conftest import part
 
 REGISTRY = discover()
-FEW = settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-MANY = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+ANY_TIME = settings(deadline=None, suppress_health_check=list(HealthCheck))
 VALID: dict[str, Any] = {
     "name": "tiny",
     "version": 1,
@@ -110,7 +108,9 @@ def sentence(error: UserError) -> str:
 # --- suites ---------------------------------------------------------------------------------------
 
 
-def suite_or_sentence(document: dict[str, Any]) -> None:
+@given(document=documents())
+@ANY_TIME
+def test_a_spoilt_suite_is_a_suite_or_a_sentence(document: dict[str, Any]) -> None:
     try:
         made = suites.suite_of(document, "x.toml")
     except UserError as error:
@@ -118,19 +118,6 @@ def suite_or_sentence(document: dict[str, Any]) -> None:
     else:
         again = suites.suite_of(made.model_dump(), "x.toml")
         assert again == made
-
-
-@given(document=documents())
-@FEW
-def test_a_spoilt_suite_is_a_suite_or_a_sentence(document: dict[str, Any]) -> None:
-    suite_or_sentence(document)
-
-
-@pytest.mark.slow
-@given(document=documents())
-@MANY
-def test_thousands_of_spoilt_suites(document: dict[str, Any]) -> None:
-    suite_or_sentence(document)
 
 
 TOML = st.binary(max_size=60) | st.sampled_from(
@@ -166,7 +153,7 @@ def test_a_suite_may_begin_with_a_byte_order_mark_and_holds_no_dates(tmp_path: P
 
 
 @given(text=TOML)
-@FEW
+@ANY_TIME
 def test_a_file_that_is_no_suite_is_a_sentence(
     text: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -190,7 +177,7 @@ OVERRIDES = st.builds(
 
 
 @given(override=OVERRIDES)
-@FEW
+@ANY_TIME
 def test_an_override_is_a_suite_or_a_sentence(override: str) -> None:
     try:
         assert suites.read_suite("quick", [override]).name
@@ -231,7 +218,9 @@ def plugins(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     return kind, name, draw(st.dictionaries(st.sampled_from(known), VALUES, max_size=4))
 
 
-def plugin_or_sentence(case: tuple[str, str, dict[str, Any]]) -> None:
+@given(case=plugins())
+@ANY_TIME
+def test_settings_make_a_plugin_or_a_sentence(case: tuple[str, str, dict[str, Any]]) -> None:
     kind, name, given_ = case
     make: Callable[..., Any] = getattr(REGISTRY, kind)
     with warnings.catch_warnings():
@@ -242,21 +231,8 @@ def plugin_or_sentence(case: tuple[str, str, dict[str, Any]]) -> None:
             sentence(error)
 
 
-@given(case=plugins())
-@FEW
-def test_settings_make_a_plugin_or_a_sentence(case: tuple[str, str, dict[str, Any]]) -> None:
-    plugin_or_sentence(case)
-
-
-@pytest.mark.slow
-@given(case=plugins())
-@MANY
-def test_thousands_of_settings(case: tuple[str, str, dict[str, Any]]) -> None:
-    plugin_or_sentence(case)
-
-
 @given(facts=st.dictionaries(st.sampled_from([*(f.name for f in fields(Facts)), "x"]), SCALARS))
-@FEW
+@ANY_TIME
 def test_facts_are_facts_or_a_sentence(facts: dict[str, Any]) -> None:
     try:
         assert checked_facts({"parameters": 10} | facts).parameters >= 1
@@ -357,28 +333,14 @@ def data_or_sentence(name: str, options: dict[str, Any]) -> None:
 SIZES = st.sampled_from([{}, {}, {}, {"size": 12}, {"size": 10**12}, {"size": "a"}, {"size": 0}])
 
 
-def archive_of(content: bytes, base: Path) -> str:
-    """A data set that is an npz file of this content."""
-    path = base / "fuzzed.npz"
-    path.write_bytes(content)
-    return f"npz:{path}"
-
-
 @given(content=archives(), options=SIZES)
-@FEW
+@ANY_TIME
 def test_an_npz_file_is_data_or_a_sentence(
     content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    data_or_sentence(archive_of(content, tmp_path_factory.getbasetemp()), options)
-
-
-@pytest.mark.slow
-@given(content=archives(), options=SIZES)
-@MANY
-def test_thousands_of_npz_files(
-    content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    data_or_sentence(archive_of(content, tmp_path_factory.getbasetemp()), options)
+    path = tmp_path_factory.getbasetemp() / "fuzzed.npz"
+    path.write_bytes(content)
+    data_or_sentence(f"npz:{path}", options)
 
 
 @cache
@@ -419,30 +381,18 @@ OPTIONS = SIZES.flatmap(
 )
 
 
-def folder_of(content: bytes, base: Path) -> str:
-    """A data set of two classes of five images, one of which has this content."""
-    for number in range(10):
-        file = base / "fuzzed" / f"class{number % 2}" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(picture("RGB", 16, "PNG") if number else content)
-    return f"folder:{base / 'fuzzed'}"
-
-
 @given(content=images(), options=OPTIONS)
-@FEW
+@ANY_TIME
 def test_a_folder_with_any_image_is_data_or_a_sentence(
     content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    data_or_sentence(folder_of(content, tmp_path_factory.getbasetemp()), options)
-
-
-@pytest.mark.slow
-@given(content=images(), options=OPTIONS)
-@MANY
-def test_thousands_of_images(
-    content: bytes, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    data_or_sentence(folder_of(content, tmp_path_factory.getbasetemp()), options)
+    """Two classes of five images, one of which has this content."""
+    folder = tmp_path_factory.getbasetemp() / "fuzzed"
+    for number in range(10):
+        file = folder / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture("RGB", 16, "PNG") if number else content)
+    data_or_sentence(f"folder:{folder}", options)
 
 
 # --- all commands ---------------------------------------------------------------------------------
@@ -506,44 +456,30 @@ def calls(draw: st.DrawFn) -> list[str]:
     return arguments
 
 
-def called(arguments: list[str], here: Path, patch: pytest.MonkeyPatch) -> None:
-    (here / "empty").mkdir(exist_ok=True)
-    (here / "tiny.toml").write_text(
-        "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in VALID.items())
-    )
-    patch.chdir(here)
-    names = {"TINY": "tiny.toml", "NOWHERE": "nowhere", "EMPTY": "empty"}
-    began = time.monotonic()
-    done = CliRunner().invoke(app, [names.get(a, a) for a in arguments], input="n\n")
-    raised = done.exception
-    if raised is not None and not isinstance(raised, SystemExit):
-        pytest.fail("".join(traceback.format_exception(raised)))
-    assert done.exit_code in (0, 1, 2), done.output
-    if done.exit_code == 2 and "Usage" not in done.output:
-        assert done.stderr.splitlines()[-1].startswith("leakbench: ")
-    assert time.monotonic() - began < 60
-
-
 def test_every_command_is_fuzzed() -> None:
     assert FIRST.keys() <= commands().keys()
     assert all(options for name, options in commands().items() if name in FIRST)
 
 
+@pytest.mark.timeout(7200)
 @given(arguments=calls())
-@settings(FEW, max_examples=10)
+@settings(ANY_TIME, max_examples=part(10))
 def test_a_command_ends_in_a_result_or_a_sentence(
     arguments: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    here = tmp_path_factory.mktemp("call")
+    (here / "empty").mkdir()
+    (here / "tiny.toml").write_text(
+        "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in VALID.items())
+    )
+    names = {"TINY": "tiny.toml", "NOWHERE": "nowhere", "EMPTY": "empty"}
+    began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        called(arguments, tmp_path_factory.mktemp("call"), patch)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@given(arguments=calls())
-@settings(MANY, max_examples=500)
-def test_of_500_inputs_over_all_commands_none_gives_a_traceback_or_hangs(
-    arguments: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        called(arguments, tmp_path_factory.mktemp("call"), patch)
+        patch.chdir(here)
+        done = CliRunner().invoke(app, [names.get(a, a) for a in arguments], input="n\n")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        pytest.fail("".join(traceback.format_exception(done.exception)))
+    assert done.exit_code in (0, 1, 2), done.output
+    if done.exit_code == 2 and "Usage" not in done.output:
+        assert done.stderr.splitlines()[-1].startswith("leakbench: ")
+    assert time.monotonic() - began < 60

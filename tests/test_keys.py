@@ -17,6 +17,7 @@ import pytest
 from bench.harness.keys import ATTACKING, TRAINING, Code
 from bench.harness.sources import Sources
 from bench.registry import Registry, discover, judge
+from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[1]
 Plugins = dict[str, dict[str, Any]]
@@ -24,28 +25,7 @@ PACKAGES = ("bench", "attacks", "defenses")
 DEFENSES = ("none", "spm", "selective_shield", "gaussian+spm")
 ATTACKS = ("prior_only", "dlg", "ridge")
 
-SUITE = """
-name = "keys"
-version = 1
-checkpoints = ["final"]
-budget = 2
-audit = 0
-
-[protocol]
-name = "fedavg"
-clients = 4
-rounds = 1
-local_steps = 1
-batch = 8
-lr = 0.1
-
-[[tasks]]
-dataset = "digits"
-model = "mlp_spm"
-
-[[threats]]
-victims = 2
-"""
+SUITE = TINY.partition("[[defenses]]")[0].replace('["init", "final"]', '["final"]')
 
 KEYS = """
 import json, sys
@@ -57,10 +37,10 @@ from bench.registry import discover
 made = plan.expand(suite.load(sys.argv[1]))
 registry = discover()
 for _ in sys.stdin:  # one line per edit
-    found = keys.Keys(registry, Environment())
+    computed = keys.Keys(registry, Environment())
     print(json.dumps(
-        {j.defense: found.train(j) for j in made.trainings}
-        | {f"{c.train.defense}/{c.attack}": found.attack(c) for c in made.cells}
+        {j.defense: computed.train(j) for j in made.trainings}
+        | {f"{c.train.defense}/{c.attack}": computed.attack(c) for c in made.cells}
     ), flush=True)
 """
 
@@ -180,51 +160,27 @@ def test_a_comment_or_a_docstring_rekeys_nothing(
     assert tree.rekeyed(*files, edit=edit) == set()
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "bench/report",
-        "bench/cli",
-        "bench/submission",
-        "bench/harness/executors",
-        "bench/sandbox/conformance",
-    ],
+NO_JOBS = (
+    *("bench/report", "bench/cli", "bench/submission", "bench/harness/executors"),
+    *("bench/sandbox/conformance", "bench/__init__.py", "bench/suite.py", "bench/results.py"),
+    *("bench/harness/forecast.py", "bench/harness/plan.py", "bench/harness/runner.py"),
+    *("bench/harness/store.py", "bench/harness/keys.py", "bench/harness/sources.py"),
+    *("bench/metrics/paired.py", "bench/metrics/score.py", "bench/harness/scoring.py"),
+    *("defenses/standalone.py", "attacks/split_label.py"),
 )
-def test_what_no_job_executes_rekeys_nothing(tree: Tree, folder: str) -> None:
-    assert tree.rekeyed(*files_of(folder), edit=with_more_code) == set()
+"""What only plans, runs, scores (answers are scored again, no attack is) or shows, and plugins of
+no job here."""
 
 
 @pytest.mark.parametrize(
-    "file",
+    ("place", "rekeyed"),
     [
-        "bench/__init__.py",
-        "bench/suite.py",
-        "bench/results.py",
-        "bench/harness/forecast.py",
-        "bench/harness/plan.py",
-        "bench/harness/runner.py",
-        "bench/harness/store.py",
-        "bench/harness/keys.py",
-        "bench/harness/sources.py",
-        "bench/metrics/paired.py",
-        "defenses/standalone.py",
-        "attacks/split_label.py",
-    ],
-)
-def test_neither_does_planning_nor_a_plugin_that_is_not_run(tree: Tree, file: str) -> None:
-    assert tree.rekeyed(file, edit=with_more_code) == set()
-
-
-@pytest.mark.parametrize(
-    ("file", "rekeyed"),
-    [
+        *((place, set()) for place in NO_JOBS),
         ("bench/harness/train.py", TRAININGS | CELLS),
         ("bench/protocols/federation.py", TRAININGS | CELLS),
         ("bench/contract/messages.py", TRAININGS | CELLS),
         ("bench/harness/attack.py", CELLS),
-        ("bench/metrics/score.py", set()),  # answers are scored again, no attack is
         ("bench/toolkit/images.py", attacks_by("prior_only")),
-        ("bench/harness/scoring.py", set()),
         ("defenses/spm.py", jobs_of("spm", "gaussian+spm")),
         ("defenses/noise.py", jobs_of("gaussian+spm")),
         ("defenses/selective_shield.py", jobs_of("selective_shield")),
@@ -237,10 +193,11 @@ def test_neither_does_planning_nor_a_plugin_that_is_not_run(tree: Tree, file: st
         ("attacks/engine/optimisers.py", CELLS),
     ],
 )
-def test_an_edit_rekeys_what_reaches_it_and_that_alone(
-    tree: Tree, file: str, rekeyed: set[str]
+def test_an_edit_rekeys_the_jobs_that_execute_it_and_no_others(
+    tree: Tree, place: str, rekeyed: set[str]
 ) -> None:
-    assert tree.rekeyed(file, edit=with_more_code) == rekeyed
+    files = [place] if place.endswith(".py") else files_of(place)
+    assert tree.rekeyed(*files, edit=with_more_code) == rekeyed
 
 
 def test_an_edit_of_a_function_that_a_training_calls_rekeys_it(tree: Tree) -> None:
@@ -352,12 +309,12 @@ def test_a_file_is_hashed_with_what_it_imports_from_its_folder(
 
 def test_where_a_file_lies_does_not_tell_in_its_hash(tmp_path: Path) -> None:
     text = "from bench.api import Defense\n\nclass MyNoise(Defense):\n    pass\n"
-    found = set()
+    hashes = set()
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "mine.py").write_text(text)
-        found.add(Code(discover((tmp_path / place / "mine.py",))).plugin("defense", "my_noise"))
-    assert len(found) == 1
+        hashes.add(Code(discover((tmp_path / place / "mine.py",))).plugin("defense", "my_noise"))
+    assert len(hashes) == 1
 
 
 # --- the walk misses nothing that is executed -----------------------------------------------------

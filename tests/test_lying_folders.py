@@ -99,12 +99,12 @@ def copied(*kept: str, kinds: tuple[str, ...] = ("train", "attack"), of_seed: bo
 
     def lie(folder: Path) -> None:
         for kind in kinds:
-            found = list(listed(folder, kind))
-            for path, record, about in found:
+            entries = list(listed(folder, kind))
+            for path, record, about in entries:
                 if (about["seed"] == 1) if of_seed else (about["defense"] != "none"):
                     other = {"seed": 0} if of_seed else {"defense": "none"}
                     wanted = about | other
-                    (source,) = (r for _, r, a in found if a == wanted)
+                    (source,) = (r for _, r, a in entries if a == wanted)
                     path.write_text(
                         json.dumps(source | {k: record[k] for k in kept if k in record})
                     )
@@ -118,8 +118,8 @@ def without_hashes(folder: Path) -> None:
 
 
 def swapped_attacks(folder: Path) -> None:
-    found = {tuple(a.values()): (p, r) for p, r, a in listed(folder, "attack")}
-    one, two = found[0, "none", "ilrg"], found[0, "none", "dlg"]
+    entries = {tuple(a.values()): (p, r) for p, r, a in listed(folder, "attack")}
+    one, two = entries[0, "none", "ilrg"], entries[0, "none", "dlg"]
     one[0].write_text(json.dumps(two[1] | {"key": one[1]["key"]}))
 
 
@@ -281,11 +281,9 @@ def test_a_lie_that_contradicts_the_run_is_refused_in_a_sentence(
     lie, words = REFUSED[name]
     folder = Path(shutil.copytree(sound / "made", tmp_path / "made"))
     lie(folder)
-    for command in (("report", folder), ("verify", folder)):
-        result = call(*command)
-        assert result.exit_code in (1, 2), result.output
-        assert words in said(result)
-        assert "Verified" not in result.output
+    result = call("report", folder)
+    assert result.exit_code == 2, result.output
+    assert words in said(result)
 
 
 def test_every_reader_of_a_folder_refuses_and_a_run_makes_the_record_anew(

@@ -6,18 +6,15 @@ import hashlib
 import itertools
 import json
 import os
-import random
 import re
 import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -26,13 +23,13 @@ import bench
 from bench import records
 from bench import suite as suites
 from bench.cli import app
-from bench.cli.capturing import merge as merge_command
 from bench.harness.merge import merge, notes
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of, write_whole
-from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, Row, plain, to_json
+from bench.records import AttackRecord, Cell, NoResult, PlannedTraining, plain, to_json
 from bench.report import leaderboard
 from tests.conftest import TINY
+from tests.conftest import part as share
 from tests.made_records import VERSIONS, attacked_for, trained_for
 from tests.runs import timeless
 
@@ -108,7 +105,7 @@ def _no_fsync() -> Iterator[None]:
 N_CELLS = len(expand(small_suite()).cells)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=share(20), deadline=None)
 @given(
     owners=st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=N_CELLS, max_size=N_CELLS),
     order=st.permutations(range(3)),
@@ -150,76 +147,31 @@ def test_a_folder_merged_with_itself_stays_as_it_is(tmp_path: Path) -> None:
     assert contents(tmp_path / "alone") == contents(part)
 
 
-def without_clock(rows: list[Row]) -> list[Row]:
-    return [
-        replace(
-            row,
-            client_seconds=None,
-            workings=None,
-            attacks={n: replace(e, seconds=None) for n, e in row.attacks.items()},
-        )
-        for row in rows
-    ]
-
-
-def test_a_run_in_parts_has_the_leaderboard_of_the_whole(
+def test_shards_merge_to_the_run_and_leaderboard_of_the_whole(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    suite = tiny(
-        **{
-            "version = 1": "version = 1\nseeds = [0, 1]", "[0.5, 2.0]": "[2.0]",
-            'checkpoints = ["init", "final"]': 'checkpoints = ["init"]',
-        }
-    )  # fmt: skip
-    same = {"jobs": 0, "progress": False}
-    whole = bench.run(suite, out=tmp_path / "whole", **same)  # type: ignore[arg-type]
-    filters = [{"seed": 1, "defense": "spm"}, {"seed": 0}, {"seed": 1, "defense": "none"}]
-    parts = [tmp_path / f"part{i}" for i in range(3)]
-    for only, out in zip(filters, parts, strict=True):
-        bench.run(suite, only=only, out=out, **same)  # type: ignore[arg-type]
-    merge(parts, tmp_path / "merged")
+    """Every training is in one shard, with all its cells."""
+    suite = tiny(**{"version = 1": "version = 1\nseeds = [0, 1]", "[0.5, 2.0]": "2.0"})
+    parts = []
+    for shard in ((1, 1), (1, 2), (2, 2)):
+        made = bench.run(
+            suite, shard=shard, only={"checkpoint": "init", "attack": "prior_only"}, jobs=0,
+            out=tmp_path / str(shard), progress=False,
+        )  # fmt: skip
+        parts.append(made.folder)
+    whole, *shards = parts
+    merged = merge(shards[::-1], tmp_path / "merged")
+    assert (len(merged.trainings), len(merged.cells)) == (4, 4)
     rows = leaderboard.rows(tmp_path / "merged")
     assert [len(r.seeds) for r in rows] == [2] * 2
-    assert without_clock(rows) == without_clock(leaderboard.rows(whole.folder))
-    folders = (whole.folder, tmp_path / "merged")
-    one, other = (json.loads((f / "run.json").read_text()) for f in folders)
+    one, other = (json.loads((f / "run.json").read_text()) for f in (whole, tmp_path / "merged"))
     assert one["trainings"] == other["trainings"]
     assert other["command"] == " && ".join(sorted(other["commands"]))
     stems = {p.parent.name for p in (tmp_path / "merged").rglob("reconstruction.safetensors")}
-    assert stems == {p.parent.name for p in whole.folder.rglob("reconstruction.safetensors")}
-
-
-@pytest.mark.slow
-def test_shards_merge_to_the_records_of_the_whole(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Every training is in one shard, with all its cells; merged, run.json and all is as whole."""
-    suite = tiny(**{"version = 1": "version = 1\nseeds = [0, 1]"})
-    parts = []
-    for number, of in ((None, 1), (1, 4), (2, 4), (3, 4), (4, 4)):
-        shard = [] if number is None else ["--shard", f"{number}/{of}"]
-        out = tmp_path / ("whole" if number is None else f"part-{number}")
-        result = CliRunner().invoke(
-            app, ["run", str(suite), "--device", "cpu", "--jobs", "0", "--out", str(out), *shard]
-        )
-        assert result.exit_code == 0, result.output
-        parts += [] if number is None else [out]
-    merged = merge(parts[::-1], tmp_path / "merged")
-    assert (len(merged.trainings), len(merged.cells)) == (6, 24)
-    whole, joined = (
-        json.loads((tmp_path / n / "run.json").read_text()) for n in ("whole", "merged")
-    )
-    assert joined["trainings"] == whole["trainings"]
-    for training in whole["trainings"]:
-        for kind, key in [("train", training["key"])] + [
-            ("attack", c["key"]) for c in training["cells"]
-        ]:
-            one, other = (
-                plain(Store(tmp_path / n).read(kind, key))  # type: ignore[call-overload]
-                for n in ("whole", "merged")
-            )
-            assert one is not None
-            assert timeless(one) == timeless(other)
+    assert stems == {p.parent.name for p in whole.rglob("reconstruction.safetensors")}
+    for kind, key in merged.record_names:
+        record, again = (Store(f).read(kind, key) for f in (whole, tmp_path / "merged"))  # type: ignore[call-overload]
+        assert timeless(plain(record)) == timeless(plain(again))
 
 
 def test_artifacts_are_copies_that_no_later_run_reaches(tmp_path: Path) -> None:
@@ -380,33 +332,28 @@ def test_links_in_artifacts_are_not_followed(tmp_path: Path) -> None:
         merge([part], tmp_path / "out")
 
 
-def test_the_command_publishes_the_merged_leaderboard(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    suite = tiny(**{"version = 1": "version = 1\nseeds = [0, 1]"})
-    parts = [tmp_path / "a", tmp_path / "b"]
-    for seed, out in enumerate(parts):
-        only = {"seed": seed, "attack": "prior_only", "checkpoint": "init", "defense": "none"}
-        bench.run(suite, only=only, out=out, jobs=0, progress=False)
-    for path in (parts[1] / "run.json", *parts[1].glob("records/*/*.json")):
-        path.write_text(path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
-    app = typer.Typer()
-    app.command()(merge_command)
-    shuffled = random.Random(0).sample(parts, 2)
-    ended = CliRunner().invoke(app, [*map(str, shuffled), "--out", str(tmp_path / "out")],
+def test_the_command_publishes_the_merged_leaderboard(tmp_path: Path) -> None:
+    parts = [
+        write_part(
+            tmp_path / device, suite=small_suite(seeds=[0, 1]), device=device,
+            only=lambda place, half=half: (place < N_CELLS // 2) == half,  # type: ignore[misc]
+            command=f"leakbench run on {device}",
+        )
+        for device, half in (("cuda", False), ("cpu", True))
+    ]  # fmt: skip
+    ended = CliRunner().invoke(app, ["merge", *map(str, parts), "--out", str(tmp_path / "out")],
                                env={"COLUMNS": "200"})  # fmt: skip
     text = " ".join((ended.stdout + ended.stderr).split())
     assert ended.exit_code == 0, text
     assert "warning: the parts ran on different devices (cpu, cuda)" in text
-    assert "2 trainings and 2 cells of 2 folder(s)" in text
+    assert f"6 trainings and {N_CELLS} cells of 2 folder(s)" in text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert {tuple(r["seeds"]) for r in rows} == {(0, 1)}
     report = (tmp_path / "out" / "leaderboard.md").read_text()
-    commands = json.loads((tmp_path / "out" / "run.json").read_text())["commands"]
-    assert len(commands) == 2
-    for command in commands:
-        assert f"\n- `{command}`\n" in report
+    for device in ("cpu", "cuda"):
+        assert f"\n- `leakbench run on {device}`\n" in report
     shutil.rmtree(parts[0])
-    ended = CliRunner().invoke(app, [*map(str, parts), "--out", str(tmp_path / "new")])
+    arguments = ["merge", *map(str, parts), "--out", str(tmp_path / "new")]
+    ended = CliRunner().invoke(app, arguments)
     assert ended.exit_code == 2
     assert "is no result folder" in ended.stderr

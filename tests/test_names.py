@@ -29,7 +29,6 @@ from bench.protocols.observe import Truth
 from bench.protocols.settings import ThreatSettings
 from bench.records import Observation, Run, read_outcome, to_json
 from bench.submission.documents import inside
-from tests.conftest import Run as Runs
 from tests.made_records import trained
 from tests.test_merge import small_suite, write_part
 
@@ -50,17 +49,6 @@ ANY_NAME = st.text() | st.lists(PIECES).map("".join)
 
 def everything(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
-
-
-def test_names_that_lead_elsewhere_are_no_file_names_and_others_are() -> None:
-    assert not [n for n in ESCAPES if is_file_name(n)]
-    assert [n for n in SAFE if is_file_name(n)] == list(SAFE)
-    assert is_file_name("x" * 255)
-
-
-def test_a_given_name_has_letters_and_digits_of_any_script_and_few_signs() -> None:
-    assert not [n for n in NO_NAMES if is_given_name(n)]
-    assert [n for n in SAFE if is_given_name(n)] == list(SAFE)
 
 
 @given(name=ANY_NAME)
@@ -126,13 +114,6 @@ def test_a_name_that_leads_elsewhere_is_refused_in_one_sentence_before_any_work(
     assert everything(tmp_path) == before
 
 
-def test_a_suites_copy_with_another_name_is_checked_again(tmp_path: Path) -> None:
-    copied = small_suite().model_copy(update={"name": "../x"})
-    with pytest.raises(UserError, match="files are named after it"):
-        bench.run(copied, jobs=0, out=tmp_path / "out")
-    assert not everything(tmp_path)
-
-
 @pytest.mark.parametrize("name", [n for n in ESCAPES if "\ud800" not in n])
 def test_a_result_folder_with_a_name_that_leads_elsewhere_is_not_read(
     name: str, tmp_path: Path
@@ -180,20 +161,6 @@ def test_a_file_that_a_submission_names_lies_inside_it_or_is_refused(name: str) 
         assert path.resolve().is_relative_to(folder.resolve())
         assert path.resolve() != folder.resolve()
         assert not path.is_file()
-
-
-@pytest.mark.slow
-def test_threats_whose_names_differ_behind_a_dot_are_observed_apart(
-    tiny: Callable[..., Path], run: Runs
-) -> None:
-    two = 'name = "v1.5"\nvictims = 2\n\n[[threats]]\nname = "v1.6"\nvictims = 3'
-    on_both = 'name = "ilrg"\nthreat = "v1.6"\n\n[[attacks]]\nname = "ilrg"'
-    suite = tiny(**{"victims = 2": two, 'name = "ilrg"': on_both, "[0.5, 2.0]": "0.5"})
-    store, report = run(suite, only={"defense": "none", "checkpoint": "init"})
-    assert report.failures == []
-    found = {c.threat: store.read("attack", c.key) for c in Run.read(store.folder).cells}
-    victims = {t: r.victims for t, r in found.items() if r is not None and r.status == "done"}
-    assert victims == {"v1.5": 2, "v1.6": 3}
 
 
 def test_suites_and_threats_may_be_called_so() -> None:

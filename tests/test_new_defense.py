@@ -29,8 +29,8 @@ def test_a_defense_without_a_page_gets_a_section_from_its_docstring(
     assert hooks.others(["defenses"], "").strip() == ""  # all that ship have a page
     path = tmp_path / "whisper.py"
     path.write_text(NEW)
-    found = discover((path,))
-    monkeypatch.setattr(hooks, "registry", lambda: found)
+    plugins = discover((path,))
+    monkeypatch.setattr(hooks, "registry", lambda: plugins)
     assert hooks.page_of("whisper") == "index.md#whisper"
     section = hooks.others(["defenses"], "")
     assert section.startswith("## whisper\n")

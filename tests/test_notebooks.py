@@ -102,13 +102,6 @@ def pixels_wide(png: str) -> int:
     return int.from_bytes(base64.b64decode(png)[16:20], "big")
 
 
-# They repeat by hand what tests/test_submission.py, test_results_api.py and test_ledger.py do.
-SLOW = {"submit_a_defense", "first_run", "what_epsilon_means"}
-EXECUTED = [
-    pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in SLOW else ()) for p in NOTEBOOKS
-]
-
-
 def test_there_are_notebooks() -> None:
     assert len(NOTEBOOKS) >= 4
 
@@ -147,7 +140,8 @@ def test_a_notebook_is_fit_to_be_committed(path: Path) -> None:
     assert any("image/png" in o.get("data", {}) for c in code for o in c.outputs)
 
 
-@pytest.mark.parametrize("path", EXECUTED)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_shows_what_it_was_saved_with_and_leaves_nothing_behind(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,8 +55,8 @@ def texts(*rows: Row, loss: float = 0.05) -> dict[str, list[str]]:
 
 
 def costs(*rows: Row) -> dict[str, dict[str, str]]:
-    found = overview(ready(rows)).lines
-    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in found}
+    lines = overview(ready(rows)).lines
+    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in lines}
 
 
 def test_the_setting_that_leaks_least_of_those_that_lose_little_stands_for_a_defense() -> None:
@@ -77,11 +77,11 @@ def test_what_keeps_a_defense_out_is_said() -> None:
     elsewhere = setting("d", 0.6, 0.9, dataset="photos")
     bare = setting("none", 1.0, 0.9, dataset="photos")
     rows = (setting("a", 0.3, 0.8), useless, silent, elsewhere, BARE, bare)
-    found = texts(*rows, loss=0.05)
-    assert found["a"] == ["−10pt", "–"]
-    assert found["b"][0] == "no use"
-    assert found["c"][0] == "n/a"
-    assert found["d"] == ["–", "0.50*"]
+    cells = texts(*rows, loss=0.05)
+    assert cells["a"] == ["−10pt", "–"]
+    assert cells["b"][0] == "no use"
+    assert cells["c"][0] == "n/a"
+    assert cells["d"] == ["–", "0.50*"]
     table = frame(ready(rows), 0.05).set_index(["defense", "table"])
     assert "not run" in set(table.loc["d"]["why"])
 
@@ -98,13 +98,13 @@ def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
         setting(name, ssim, 0.9, protocol="splitfed")
         for name, ssim in (("b", 0.3), ("both", 0.5), ("none", 1.0))
     ]
-    found = by_protocol([*here, *there])
-    assert [one.protocol for one in found] == ["fedavg", "splitfed"]
-    assert [[line.defense for line in one.lines] for one in found] == [
+    overviews = by_protocol([*here, *there])
+    assert [one.protocol for one in overviews] == ["fedavg", "splitfed"]
+    assert [[line.defense for line in one.lines] for one in overviews] == [
         ["a", "both", "none"], ["b", "both", "none"],
     ]  # fmt: skip
-    assert [[head.number for head in one.heads] for one in found] == [[1], [2]]
-    assert all("–" not in text for one in found for cells in one.cells for text in cells[1:2])
+    assert [[head.number for head in one.heads] for one in overviews] == [[1], [2]]
+    assert all("–" not in text for one in overviews for cells in one.cells for text in cells[1:2])
     text = page(*here, *there)
     assert 'href="#t2-0" title="b(' in text
     assert 'href="#t1-0" title="a(' in text
@@ -138,8 +138,8 @@ def test_a_drop_that_may_exceed_the_limit_is_marked() -> None:
     assert texts(row_, BARE)["a"] == ["0.12*^"]
     assert texts(row_, BARE, loss=0.1)["a"] == ["0.12*^"]
     assert texts(setting("a", 0.3, 0.86), BARE)["a"] == ["0.12*"]
-    (found,) = [line for line in overview(ready([row_, BARE])).lines if line.defense == "a"]
-    assert found.verdicts[0].drop_text == "4 [−3, 11]"
+    (line,) = [line for line in overview(ready([row_, BARE])).lines if line.defense == "a"]
+    assert line.verdicts[0].drop_text == "4 [−3, 11]"
 
 
 def test_a_legend_has_a_line_for_each_sign_that_occurs_and_advice_for_one_seed() -> None:
@@ -157,8 +157,8 @@ def test_a_legend_has_a_line_for_each_sign_that_occurs_and_advice_for_one_seed()
 def test_figures_have_the_digits_that_their_interval_supports() -> None:
     # Of n like victims at .5 the ends are .5 q and 1 - .5 q, where q^n is .025.
     for victims, expected in ((4, "0.5 [0.4, 0.6]"), (40, "0.50 [0.48, 0.52]")):
-        found = leaks(0.5, 0.5, 0.5, spread=1e-6, victims=victims)
-        (line, _) = overview(ready([setting("a", 0.6, 0.9, leaks=found), BARE])).lines
+        leakages = leaks(0.5, 0.5, 0.5, spread=1e-6, victims=victims)
+        (line, _) = overview(ready([setting("a", 0.6, 0.9, leaks=leakages), BARE])).lines
         assert line.verdicts[0].leakage == expected
 
 

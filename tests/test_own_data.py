@@ -28,7 +28,6 @@ from bench.harness.keys import Keys
 from bench.harness.plan import Plan, expand
 from bench.harness.runner import check
 from bench.metrics.floors import floors
-from bench.protocols.settings import ProtocolSettings
 from bench.registry import discover
 from tests.made_data import leaf, waves, write_har, write_leaf
 
@@ -503,13 +502,6 @@ def test_the_floor_knows_how_alike_the_labels_of_a_public_client_are() -> None:
     assert mixed["leacc"] == pytest.approx([1 / 6] * 12)
     unknown = {k: v for k, v in given.items() if k != "aux_clients"}
     assert floors(**private, **unknown, dealing=dealing) == mixed
-
-
-def test_natural_is_a_partition_of_the_protocol() -> None:
-    made = ProtocolSettings(partition="natural", local_steps=1)
-    assert made.partition == "natural"
-    with pytest.raises(ValueError, match="natural"):
-        ProtocolSettings(partition="naturally", local_steps=1)  # type: ignore[arg-type]
 
 
 def test_a_constant_column_is_no_division_by_zero() -> None:

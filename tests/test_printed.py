@@ -17,7 +17,7 @@ from bench.harness.plan import expand
 from bench.metrics.intervals import Interval
 from bench.records import PlannedTraining, Row, Run
 from bench.records.flags import Flag, FlagCode
-from bench.registry import Registry, discover
+from bench.registry import Registry
 from bench.report import leaderboard
 from bench.report.leaderboard import heading, settings_of
 from bench.suite import read_suite
@@ -27,11 +27,6 @@ from tests.made_rows import row
 ROOT = Path(__file__).parents[1]
 TABLES = [(p, t) for p in printed.papers() for t in printed.read_paper(p).tables]
 IDS = [f"{paper}-{table.id}" for paper, table in TABLES]
-
-
-@pytest.fixture(scope="module")
-def registry() -> Registry:
-    return discover()
 
 
 def accuracy(mean: float, half: float) -> Interval:
@@ -158,9 +153,10 @@ def test_a_cell_may_be_a_formula_of_the_ledger(registry: Registry) -> None:
 # --- the papers that are shipped ------------------------------------------------------------------
 
 
+@cache
 def planned(command: str) -> list[Row]:
     """The rows, without figures, of what a command runs; none of a ledger's."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for one in command.split(" && "):
         _, verb, *arguments = shlex.split(one)
         if verb in ("ledger", "docs/formulas.py"):
@@ -173,8 +169,8 @@ def planned(command: str) -> list[Row]:
         for members in settings_of(
             PlannedTraining(key="", job=job, cells=()) for job in plan.trainings
         ):
-            found += [heading(run, members[0], c) for c in suite.checkpoints]
-    return found
+            rows += [heading(run, members[0], c) for c in suite.checkpoints]
+    return rows
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES, ids=IDS)
@@ -187,13 +183,13 @@ def test_every_command_of_a_paper_makes_figures_of_its_table(
         if "run" not in verbs:
             continue
         rows = planned(command)
-        found = [
+        counterparts = [
             printed.counterpart(table, line, column, rows)
             for line in table.rows
             for column in table.columns
             if not (column.read or line.read or table.read).startswith("ledger.")
         ]
-        assert any(found), f"{command} makes nothing of {table.id}"
+        assert any(counterparts), f"{command} makes nothing of {table.id}"
 
 
 @cache

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import suite as suites
 from bench.harness import launch, progress, runner
-from bench.harness.environment import Environment, registry_for
 from bench.harness.keys import Keys
-from bench.harness.plan import Plan, expand
+from bench.harness.plan import Plan
 from bench.harness.store import Store
+from tests.runs import planned
 
 
 @pytest.mark.parametrize(
@@ -25,27 +24,20 @@ def test_a_duration_is_read_in_seconds_minutes_hours_or_days(seconds: float, tex
     assert progress.duration(seconds) == text
 
 
-def _planned(suite: Path) -> tuple[Plan, Keys]:
-    env = Environment()
-    return expand(suites.read_suite(str(suite))), Keys(registry_for(()), env)
-
-
 def _lines(plan: Plan, keys: Keys, store: Store) -> list[str]:
     text = io.StringIO()
+    store.prepare()
     with progress.live(plan, Console(file=text, width=80)) as on_progress:
-        runner.run(
-            plan, store, keys, executor=launch.local(plan, keys.env, workers=0),
-            on_progress=on_progress,
-        )  # fmt: skip
+        executor = launch.local(plan, keys.env, workers=0)
+        runner.run(plan, store, keys, executor=executor, on_progress=on_progress)
     return text.getvalue().splitlines()
 
 
 def test_without_a_terminal_lines_tell_of_the_way_and_of_the_time_left(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan, keys = _planned(tiny())
+    plan, keys = planned(tiny())
     store = Store(tmp_path / "out")
-    store.prepare()
     lines = _lines(plan, keys, store)
     total = len(plan.trainings) + len(plan.cells)
     assert len(lines) == 10
@@ -58,8 +50,7 @@ def test_without_a_terminal_lines_tell_of_the_way_and_of_the_time_left(
 def test_a_line_comes_after_a_minute_of_silence(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, keys = _planned(tiny())
+    plan, keys = planned(tiny())
     store = Store(tmp_path / "out")
-    store.prepare()
     monkeypatch.setattr(progress, "_SILENCE_S", 0.0)
     assert len(_lines(plan, keys, store)) == len(plan.trainings) + len(plan.cells)

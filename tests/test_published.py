@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,22 +18,14 @@ from bench.harness.store import Store
 from bench.records import ARCHIVE, PACKED_RUN, NoResult, Run, pack, read_json, unpack
 from bench.report import leaderboard
 from bench.report.files import README, readme, write_published
-from tests.conftest import Run as Runs
+from tests.small_folders import leakbench
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.conftest import TINY
-
-    folder = tmp_path_factory.mktemp("published")
-    suite = folder / "tiny.toml"
-    text = TINY.replace('["init", "final"]', '["final"]').replace("rounds = 1", "rounds = 12")
-    text = text.replace("lr = 0.1", "lr = 0.5").replace("local_steps = 1", "local_steps = 8")
-    suite.write_text(text + '\n[[attacks]]\nname = "analytic"\n')
-    bench.run(str(suite), out=folder / "run", jobs=0, device="cpu")
-    return folder / "run"
+@pytest.fixture
+def finished(tiny_copy: Path) -> Path:
+    return tiny_copy
 
 
 @pytest.fixture
@@ -90,8 +81,8 @@ def test_a_broken_file_is_one_sentence(published: Path, content: bytes, message:
         leaderboard.rows(published)
 
 
-def test_tracebacks_stay_behind(tiny: Callable[..., Path], run: Runs, tmp_path: Path) -> None:
-    store, _ = run(tiny())
+def test_tracebacks_stay_behind(tiny_copy: Path, tmp_path: Path) -> None:
+    store = Store(tiny_copy)
     kind, key = Run.read(store.folder).record_names[-1]
     whole = store.read("attack", key)
     assert whole is not None
@@ -105,9 +96,9 @@ def test_tracebacks_stay_behind(tiny: Callable[..., Path], run: Runs, tmp_path: 
 
 
 def test_a_run_that_is_not_finished_and_its_own_folder_are_refused(
-    tiny: Callable[..., Path], run: Runs, tmp_path: Path
+    tiny_copy: Path, tmp_path: Path
 ) -> None:
-    store, _ = run(tiny())
+    store = Store(tiny_copy)
     with pytest.raises(UserError, match="publish into another"):
         write_published(store.folder, store.folder)
     store.path(*Run.read(store.folder).record_names[-1]).unlink()
@@ -138,11 +129,6 @@ def test_a_report_of_a_published_folder_leaves_it_as_it_is(
     for name in ("leaderboard.json", "leaderboard.csv", "leaderboard.md"):
         assert (made / name).read_text() == (finished / name).read_text()
     assert "holds no reconstructions" in (made / "report.html").read_text()
-
-
-def test_an_archive_of_no_records_is_empty(tmp_path: Path) -> None:
-    (tmp_path / ARCHIVE).write_bytes(pack([]))
-    assert unpack(tmp_path / ARCHIVE) == {}
 
 
 PUBLISHED = [p.parent for p in sorted(RESULTS.rglob(ARCHIVE))]
@@ -177,8 +163,7 @@ def test_committed_results_are_small() -> None:
 
 def verify(folder: Path, *more: str) -> tuple[int, str]:
     common = ("--device", "cpu", "--jobs", "0", "--sandbox", "none")
-    result = CliRunner().invoke(app, ["verify", str(folder), *common, *more])
-    return result.exit_code, " ".join(result.output.split())
+    return leakbench("verify", folder, *common, *more)
 
 
 def test_published_results_come_out_again(published: Path) -> None:
@@ -188,12 +173,12 @@ def test_published_results_come_out_again(published: Path) -> None:
     assert "This runs no code but leakbench's" in text
     assert text.endswith("Verified.")
     cells = Run.read(published).cells
-    some = next(c for c in cells if c.attack == "analytic")
-    code, text = verify(published, "--sample", "9", "--only", f"attack=analytic,seed={some.seed}")
+    some = next(c for c in cells if c.attack == "ilrg")
+    code, text = verify(published, "--sample", "9", "--only", f"attack=ilrg,seed={some.seed}")
     assert code == 2  # one key each
-    code, text = verify(published, "--sample", "99", "--only", "attack=analytic")
+    code, text = verify(published, "--sample", "99", "--only", "attack=ilrg")
     assert code == 0
-    assert f"out of {sum(c.attack == 'analytic' for c in cells)}" in text
+    assert f"out of {sum(c.attack == 'ilrg' for c in cells)}" in text
 
 
 def test_a_figure_that_does_not_come_out_again_is_named(published: Path) -> None:

@@ -108,14 +108,14 @@ def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(
         for given in suites.grid(entry.settings):
             others = {k: v for k, v in given.items() if k != strength.setting}
             for task in filter(entry.runs_on, range(len(untuned.tasks))):
-                found = [
+                tuned = [
                     d
                     for d in reference.defenses
                     if d.name == entry.name
                     and d.tasks == [task]
                     and {k: v for k, v in d.settings.items() if k != strength.setting} == others
                 ]
-                assert len(found) <= len(LOSSES)
+                assert len(tuned) <= len(LOSSES)
 
 
 @pytest.mark.slow

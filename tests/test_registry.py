@@ -40,10 +40,10 @@ def test_installed_plugins_are_those_of_the_entry_points(registry: Registry) -> 
 def test_a_file_brings_its_plugins_under_snake_case_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(MINE)
-    found = discover((path,))
-    assert "my_noise" in found.names("defense")
-    assert "my_attack" in found.names("attack")
-    assert found.defense("my_noise", {"std": 2}).std == 2  # type: ignore[attr-defined]
+    plugins = discover((path,))
+    assert "my_noise" in plugins.names("defense")
+    assert "my_attack" in plugins.names("attack")
+    assert plugins.defense("my_noise", {"std": 2}).std == 2  # type: ignore[attr-defined]
     assert snake_case("DPCutMix") == "dp_cut_mix"
 
 
@@ -55,19 +55,19 @@ def test_a_broken_file_is_listed_with_its_reason_and_breaks_nothing(
 ) -> None:
     path = tmp_path / "bad.py"
     path.write_text(text)
-    found = discover((path,))
-    assert {p.name for p in found.broken} == {"bad"}
-    assert found.names("defense") == discover().names("defense")
+    plugins = discover((path,))
+    assert {p.name for p in plugins.broken} == {"bad"}
+    assert plugins.names("defense") == discover().names("defense")
     with pytest.raises(ValueError, match=r"'bad' .* is broken: \w+Error"):
-        found.get("defense", "bad")
+        plugins.get("defense", "bad")
 
 
 def test_a_clashing_name_is_listed_and_the_first_kept(tmp_path: Path, registry: Registry) -> None:
     path = tmp_path / "clash.py"
     path.write_text("from bench.api import Defense\nclass Spm(Defense):\n    '''Mine.'''\n")
-    found = discover((path,))
-    assert found.usable["defense", "spm"].cls is registry.usable["defense", "spm"].cls
-    (clash,) = found.broken
+    plugins = discover((path,))
+    assert plugins.usable["defense", "spm"].cls is registry.usable["defense", "spm"].cls
+    (clash,) = plugins.broken
     assert clash.name == "spm"
     assert "the name is taken by defenses.spm" in str(clash.broken)
 

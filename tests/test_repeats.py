@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import bench
 from bench import suite as suites
-from bench.cli import app
 from bench.errors import UserError
 from bench.harness.merge import merge
 from bench.harness.plan import expand
@@ -88,30 +86,6 @@ def test_what_is_named_once_is_no_repeat() -> None:
         attacks=[{"name": "ilrg"}, {"name": "prior_only"}],
     )
     assert len(expand(apart).trainings) == 3 * 3 * 2
-
-
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ("seeds=[0, 0, 0]", "0 is named twice in seeds"),
-        ('checkpoints=["final", "final"]', "final is named twice in checkpoints"),
-        ("defenses.1.settings.epsilon=[0.1, 0.1]", "spm(epsilon=0.1) is named twice"),
-        ("defenses.1={name = 'none'}", "none is named twice in the defenses of task 0"),
-    ],
-)
-def test_a_repeat_by_set_is_one_sentence_and_exit_code_2(
-    value: str, sentence: str, tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    arguments = ["run", str(tiny()), "--jobs", "0", "--out", str(out), "--set", value]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2, done.output
-    assert len(done.stderr.splitlines()) == 1
-    assert sentence in done.stderr
-    assert not out.exists()
-    with pytest.raises(UserError) as refused:
-        suites.read_suite(str(tiny()), [value])
-    assert sentence in str(refused.value)
 
 
 def test_a_repeat_in_only_is_refused(tiny: Callable[..., Path]) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 from bench.harness.store import Store
 from bench.records import Run
-from bench.report import leaderboard, scatters, text
-from bench.report.files import FILES, Files
+from bench.report import leaderboard, scatters
 from tests.benchmarks.drawn_folder import Extent, write
 
 
@@ -47,22 +46,6 @@ def test_rows_read_every_record_once(
         assert len(leaderboard.rows(folder)) == 2 * settings
         run = Run.read(folder)
         assert reads == Counter([t.key for t in run.trainings] + [c.key for c in run.cells])
-
-
-def test_all_files_come_from_one_reading_of_the_records(
-    drawn: dict[int, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    original = leaderboard.rows_of
-    monkeypatch.setattr(leaderboard, "rows_of", lambda *a: calls.append(a) or original(*a))
-    texts: list[Any] = []
-    to_json = text.to_leaderboard_json
-    monkeypatch.setattr(
-        text, "to_leaderboard_json", lambda rows: texts.append(rows) or to_json(rows)
-    )
-    found = Files(drawn[2])
-    assert all(found.text(name) for name in FILES)
-    assert len(calls) == len(texts) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,12 +9,10 @@ from pathlib import Path
 import bench
 from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks
-from bench.report.escaping import latex
 from bench.report.text import to_latex
-from tests.made_rows import HOSTILE, attack, flag, interval, row
+from tests.made_rows import attack, flag, row
 
 RESULTS = Path(__file__).parents[1] / "results" / "quick"
-SPECIAL = r"50% of $x_1 & #2 {a} ~b ^c \input"
 
 
 def environments(text: str) -> list[str]:
@@ -31,10 +29,10 @@ def body(environment: str) -> list[list[str]]:
 
 def test_every_table_is_a_whole_environment_with_a_cell_per_column() -> None:
     results = bench.load(RESULTS)
-    found = environments(results.to_latex())
-    assert "".join(found) == results.to_latex().replace("\n\n", "\n")
-    assert len(found) == 10
-    for environment in found:
+    tables = environments(results.to_latex())
+    assert "".join(tables) == results.to_latex().replace("\n\n", "\n")
+    assert len(tables) == 10
+    for environment in tables:
         for rule in ("toprule", "midrule", "bottomrule"):
             assert environment.count(f"\\{rule}\n") == 1
         (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", environment)
@@ -72,19 +70,3 @@ def test_figures_are_those_of_the_leaderboard() -> None:
     assert "C: accuracy at chance" in to_latex(rows)
     assert "[0.85, 0.95]" not in to_latex(rows)
     assert r"0.900 {\footnotesize [0.85, 0.95]}" in to_latex(rows, intervals=True)
-
-
-def test_no_name_is_read_as_latex() -> None:
-    text = to_latex([row(SPECIAL, settings={"s": SPECIAL}, dataset=HOSTILE, threat=SPECIAL,
-                         attacks={SPECIAL: attack(), "dlg": attack()},
-                         accuracy=interval(0.5))])  # fmt: skip
-    assert r"\input" not in text
-    assert latex(SPECIAL) == (
-        r"50\% of \$x\_1 \& \#2 \{a\} \textasciitilde{}b \textasciicircum{}c "
-        r"\textbackslash{}input"
-    )
-    assert text.count(latex(SPECIAL)) == 4
-    assert not re.search(r"(?<!\\)[%#_$^~](?!\\)", text.replace(r"$\varepsilon$", "").replace(
-        r"$\infty$", "").replace(r"$\cdot$", ""))  # fmt: skip
-    (columns,) = re.findall(r"\\begin{tabular}{([lr]+)}", text)
-    assert {len(line) for line in body(text)} == {len(columns)}

@@ -91,6 +91,7 @@ def test_errors_of_records_are_safer_the_larger_they_are() -> None:
     figure = scatters.pareto(rows)
     assert front_of(figure) == [(0.5, 0.6), (1e-8, 0.9)]
     assert "safer →" in figure.axes[0].get_xlabel()
+    assert figure.axes[0].get_xlim()[1] > 1.0  # the baseline beyond all points has room
     (board,) = boards.boards(rows)
     assert board.lines[2][8].text == "1e-8"
     assert [line[0].text for line in board.lines] == ["0.5", "0.9", "1.0"]
@@ -187,11 +188,11 @@ def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lo
         flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
     )
     console = Console(width=80, file=io.StringIO(), record=True)
-    found = terminal.boards([made])
-    for table in found:
+    tables = terminal.boards([made])
+    for table in tables:
         console.print(table)
     lines = console.export_text().splitlines()
-    assert len(found) > 1
+    assert len(tables) > 1
     text = " ".join(lines)
     assert all(n in text for n in names)
     figures = [line.split() for line in lines if " gaussian " in line]

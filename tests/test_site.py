@@ -12,9 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.errors import UserError
 from bench.records import read_json
 from bench.records.submitted import digest_of, verified_beside
@@ -24,6 +22,7 @@ from bench.report.files import Files
 from bench.report.leaderboard import load
 from bench.report.overview import overview
 from bench.report.subjects import subjects
+from tests.small_folders import leakbench
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -33,17 +32,12 @@ def _text(path: Path) -> str:
     return path.read_text()
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["site", *arguments], env={"COLUMNS": "200"})
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    large = shutil.ignore_patterns("reference")  # which takes minutes and has no other page
-    source = Path(shutil.copytree(RESULTS, folder / "results", ignore=large))
-    site.write(source, folder / "site")
+    for name in ("quick", "curves", "as_trained_data"):
+        shutil.copytree(RESULTS / name, folder / "results" / name)
+    site.write(folder / "results", folder / "site")
     return folder / "site"
 
 
@@ -68,8 +62,6 @@ def test_a_part_of_a_suite_says_so_on_the_front_page(tmp_path: Path) -> None:
     part = "papers/selective_shield"
     front = site.write(RESULTS / part, tmp_path / "part")[0].read_text()
     assert f"<dt>Missing</dt><dd>{Files(RESULTS / part).missing[0]}</dd>" in front
-    front = site.write(RESULTS / "quick", tmp_path / "whole")[0].read_text()
-    assert "<dt>Missing</dt>" not in front
 
 
 def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(published: Path) -> None:
@@ -123,8 +115,8 @@ def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published
 
 def test_what_is_not_installed_has_a_page_without_a_description() -> None:
     rows = [replace(r, defense="gone") for r in load(RESULTS / "quick")]
-    found = subjects(rows, discover())
-    (gone,) = found["defense"]
+    pages = subjects(rows, discover())
+    (gone,) = pages["defense"]
     assert (gone.name, gone.file, gone.paragraphs) == ("gone", "defense/gone.html", ())
     assert gone.rows_of(rows) == rows
 
@@ -147,16 +139,6 @@ def test_two_names_never_come_to_one_file() -> None:
     files = [s.file for s in subjects(named, Registry())["data"]]
     assert len(set(files)) == 4
     assert all(file.count("/") == 1 and ".." not in file for file in files)
-
-
-@pytest.mark.slow
-def test_one_folder_alone_is_a_site_too(tmp_path: Path) -> None:
-    pages = site.write(RESULTS / "quick", tmp_path / "site")
-    assert [p.relative_to(tmp_path).as_posix() for p in pages] == [
-        "site/index.html",
-        "site/quick/report.html",
-    ]
-    assert (tmp_path / "site" / "quick" / "attack" / "dlg.html").is_file()
 
 
 @pytest.mark.slow
@@ -219,17 +201,17 @@ def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
 
 
 def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: Path) -> None:
-    source, out = str(RESULTS / "quick"), tmp_path / "out"
-    assert command(source, "--out", str(out))[0] == 0
-    (out / "quick" / "report.html").write_text("old")
-    code, text = command(source, "--out", str(out))
+    source, out = str(RESULTS / "as_trained_data"), tmp_path / "out"
+    assert leakbench("site", source, "--out", str(out))[0] == 0
+    (out / "as_trained_data" / "report.html").write_text("old")
+    code, text = leakbench("site", source, "--out", str(out))
     assert code == 0, text
     assert "1 reports. Open" in text
-    assert (out / "quick" / "report.html").read_text() != "old"
+    assert (out / "as_trained_data" / "report.html").read_text() != "old"
     other = tmp_path / "other"
     other.mkdir()
     (other / "index.html").write_text("<html>mine</html>")
-    code, text = command(source, "--out", str(other))
+    code, text = leakbench("site", source, "--out", str(other))
     assert code == 2
     assert "must be a new folder, an empty one or an earlier site" in text
     assert (other / "index.html").read_text() == "<html>mine</html>"
@@ -249,13 +231,32 @@ def test_what_is_no_result_is_named_in_one_sentence(
 ) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
-    code, text = command(str(make(folder)), "--out", str(tmp_path / "site"))
+    code, text = leakbench("site", str(make(folder)), "--out", str(tmp_path / "site"))
     assert (code, message in text) == (2, True), text
     assert not (tmp_path / "site").exists()
 
 
 def test_a_site_inside_of_its_results_is_refused(tmp_path: Path) -> None:
     shutil.copytree(RESULTS / "quick", tmp_path / "quick")
-    code, text = command(str(tmp_path), "--out", str(tmp_path / "site"))
+    code, text = leakbench("site", str(tmp_path), "--out", str(tmp_path / "site"))
     assert code == 2
     assert "must lie outside of the results" in text
+
+
+# --- sweeps: leakage over the value that was varied -----------------------------------------------
+
+
+def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="has no column 'over'"):
+        site.sweeps(tmp_path)
+
+
+def test_the_site_shows_the_committed_sweeps_and_has_their_tables(published: Path) -> None:
+    page = (published / "index.html").read_text()
+    assert page.count('alt="Leakage over ') == 6  # three tables over batch and over rounds
+    assert 'alt="Leakage over threat.batch: fedavg-digits-lenet-final"' in page
+    for name in ("batch", "rounds"):
+        assert f"Leakage over threat.{name} <span" in page
+        table = (published / "curves" / name / "sweep.csv").read_text()
+        assert table == (RESULTS / "curves" / name / "sweep.csv").read_text()

@@ -29,11 +29,10 @@ def _forget(store: Store, kind: str, label: str = "") -> None:
 
 
 @pytest.fixture
-def finished(tiny: Callable[..., Path], run: Run) -> Store:
-    return run(tiny(**{'["init", "final"]': '["final"]'}))[0]
+def finished(tiny_copy: Path) -> Store:
+    return Store(tiny_copy)
 
 
-@pytest.mark.slow
 def test_a_finished_run_says_nothing_of_it(finished: Store) -> None:
     assert Files(finished.folder).missing == []
     assert 'class="missing"' not in Files(finished.folder).text("html")
@@ -54,11 +53,11 @@ def test_an_attack_that_has_not_run_is_pending_and_not_failed(finished: Store) -
 def test_every_form_of_a_report_says_how_far_a_stopped_run_is(finished: Store) -> None:
     _forget(finished, "train")
     jobs = len(list(finished.folder.glob("records/*/*.json")))
-    words = f"3 of {jobs + 3} jobs have not run yet: the same command goes on with them."
+    words = f"5 of {jobs + 5} jobs have not run yet: the same command goes on with them."
     assert Files(finished.folder).missing == [words]
-    found = Files(finished.folder)
-    assert words in found.text("html")
-    assert f"**Missing**: {words}" in found.text("md")
+    files = Files(finished.folder)
+    assert words in files.text("html")
+    assert f"**Missing**: {words}" in files.text("md")
     result = CliRunner().invoke(app, ["report", str(finished.folder)])
     assert result.exit_code == 0
     assert words in result.stdout
@@ -76,9 +75,9 @@ def test_every_form_of_a_report_says_that_a_part_of_a_suite_was_run(
     jobs = len(list(folder.glob("records/*/*.json")))
     part = f"{jobs} of its {4 * jobs} jobs; seed 0 on 0 of 2 tasks; seed 1 on 1 of 2 tasks"
     words = f"A part of suite tiny was run: {part}."
-    found = Files(folder)
-    assert found.missing == [words]
-    assert words in found.text("html")
-    assert f"**Missing**: {words}" in found.text("md")
+    files = Files(folder)
+    assert files.missing == [words]
+    assert words in files.text("html")
+    assert f"**Missing**: {words}" in files.text("md")
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert words in " ".join(result.stdout.split())

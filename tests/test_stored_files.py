@@ -100,9 +100,9 @@ def test_reconstructions_that_were_taken_away_are_not_made_again(folder: Path) -
 def test_a_report_leaves_a_changed_picture_out_and_says_so(folder: Path) -> None:
     whole = pictures.collect(folder)
     flip(rebuilt(folder))
-    found = pictures.collect(folder)
-    assert len(found["cells"]) == len(whole["cells"]) - 1
-    (note,) = found["unreadable"]
+    album = pictures.collect(folder)
+    assert len(album["cells"]) == len(whole["cells"]) - 1
+    (note,) = album["unreadable"]
     assert "was changed" in note
     assert call("report", folder).exit_code == 0
     assert "was changed" in (folder / "report.html").read_text()

@@ -24,8 +24,9 @@ from bench.submission.authoring import write_new
 from bench.submission.documents import write_manifest
 from bench.submission.isolation import Isolation, isolation
 from bench.submission.packing import submit
+from tests.small_folders import leakbench
 from tests.test_submission import SUITE as MINE
-from tests.test_submission import leakbench, quick_check
+from tests.test_submission import quick_check
 
 WHY = isolation("auto").sentence
 needs_bwrap = pytest.mark.skipif(isolation("auto").bwrap is None, reason=WHY)
@@ -261,8 +262,8 @@ def test_what_only_the_kernel_can_refuse_is_refused(
     if (problem := isolating._problem(made)) is not None:
         pytest.skip(f"bubblewrap {problem}")
     process = made.start([sys.executable, "-c", CALLS], scratch=tmp_path)
-    found = json.loads(process.communicate("")[0])
-    assert found == {"done": [], "tried": 24, "uid": 65534}
+    reported = json.loads(process.communicate("")[0])
+    assert reported == {"done": [], "tried": 24, "uid": 65534}
 
 
 @needs_bwrap
@@ -284,28 +285,28 @@ def test_the_code_is_another_user_where_root_starts_it(tmp_path: Path) -> None:
 PROBE = """
 import json, os, socket, sys
 from pathlib import Path
-found = {"environment": sorted(os.environ), "written": []}
+reported = {"environment": sorted(os.environ), "written": []}
 for place in sys.argv[1:]:
     try:
         Path(place, "new").write_text("x")
-        found["written"].append(place)
+        reported["written"].append(place)
     except OSError:
         pass
-found["seen"] = [p for p in sys.argv[1:] if os.path.isdir(p) and os.listdir(p)]
-found["processes"] = sum(name.isdigit() for name in os.listdir("/proc"))
-found["interfaces"] = [name for _, name in socket.if_nameindex()]
-found["capabilities"] = Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0]
+reported["seen"] = [p for p in sys.argv[1:] if os.path.isdir(p) and os.listdir(p)]
+reported["processes"] = sum(name.isdigit() for name in os.listdir("/proc"))
+reported["interfaces"] = [name for _, name in socket.if_nameindex()]
+reported["capabilities"] = Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0]
 import bench.api
-found["bench"] = bench.__file__
-print(json.dumps(found))
+reported["bench"] = bench.__file__
+print(json.dumps(reported))
 """
 
 
 def started(made: Isolation, arguments: list[str], **more: Any) -> dict[str, Any]:
     process = made.start([sys.executable, "-c", PROBE, *arguments], **more)
     out, _ = process.communicate("")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    reported: dict[str, Any] = json.loads(out)
+    return reported
 
 
 @needs_bwrap
@@ -320,15 +321,15 @@ def test_the_sandbox_shows_and_lends_nothing_but_what_is_named(
     (shown / "x").write_text("x")
     places = ["/", "/tmp", "/etc", "/usr", "/dev", "/sys", "/var", "/run", str(Path.home())]
     places += [str(home), str(scratch), str(shown), sys.prefix, str(Path(__file__).parent)]
-    found = started(isolation("bwrap"), places, scratch=scratch, shown=[shown])
-    assert found["written"] == [str(scratch)]
-    assert "MY_TOKEN" not in found["environment"]
-    assert found["processes"] <= 3
-    assert found["interfaces"] == ["lo"]
-    assert int(found["capabilities"], 16) == 0
-    assert found["bench"] == str(Path(isolating.__file__).parents[1] / "__init__.py")
-    assert str(shown) in found["seen"]
-    assert not {str(home), "/var", "/run", str(Path(__file__).parent)} & set(found["seen"])
+    reported = started(isolation("bwrap"), places, scratch=scratch, shown=[shown])
+    assert reported["written"] == [str(scratch)]
+    assert "MY_TOKEN" not in reported["environment"]
+    assert reported["processes"] <= 3
+    assert reported["interfaces"] == ["lo"]
+    assert int(reported["capabilities"], 16) == 0
+    assert reported["bench"] == str(Path(isolating.__file__).parents[1] / "__init__.py")
+    assert str(shown) in reported["seen"]
+    assert not {str(home), "/var", "/run", str(Path(__file__).parent)} & set(reported["seen"])
 
 
 def test_a_sandbox_is_never_made_that_would_show_the_whole_home(tmp_path: Path) -> None:

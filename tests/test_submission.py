@@ -18,10 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from bench.cli import plugins, runs, verifying
 from bench.errors import UserError
 from bench.harness.runner import cell_label
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
@@ -30,59 +27,24 @@ from bench.report.files import Files
 from bench.submission.authoring import write_new
 from bench.submission.documents import marks, write_manifest
 from bench.submission.figures import Comparison, compare
-from bench.submission.packing import _check_data, _without_paths, submit
+from bench.submission.packing import _check_data, submit
 from bench.submission.rerunning import load_plugins
 from bench.submission.staged import Rerun, trainings_of
 from bench.submission.verification import candidates, open_folder, sample
 from tests import made_rows as made_up
+from tests.conftest import TINY
 from tests.made_records import attacked, trained
+from tests.small_folders import leakbench
 
-APP = typer.Typer()
-for command in (plugins.new, plugins.check, plugins.submit, verifying.verify, runs.run):
-    APP.command()(command)
-runner = CliRunner()
-
-SUITE = """
-name = "mine"
-version = 1
-checkpoints = ["final"]
-budget = 5
-audit = 0
-
-[protocol]
-name = "fedavg"
-clients = 3
-rounds = 1
-local_steps = 1
-batch = 8
-lr = 0.1
-
-[[tasks]]
-dataset = "digits"
-model = "mlp_spm"
-
-[[threats]]
-victims = 2
-
-[[defenses]]
-name = "none"
-
-[[defenses]]
-name = "my_defense"
-settings = { noise_multiplier = 0.1, clip_norm = 1.0 }
-
-[[attacks]]
-name = "my_attack"
-
-[[attacks]]
-name = "prior_only"
-"""
-
-
-def leakbench(*arguments: str | Path, answer: str | None = None) -> tuple[int, str]:
-    given = [str(a) for a in arguments]
-    result = runner.invoke(APP, given, env={"COLUMNS": "300"}, input=answer)
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
+SUITE = TINY
+for old, new in (
+    ('checkpoints = ["init", "final"]', 'checkpoints = ["final"]'),
+    ('name = "spm"\nsettings = { epsilon = [0.5, 2.0] }',
+     'name = "my_defense"\nsettings = { noise_multiplier = 0.1, clip_norm = 1.0 }'),
+    ('name = "ilrg"', 'name = "my_attack"'),
+):  # fmt: skip
+    assert old in SUITE
+    SUITE = SUITE.replace(old, new)
 
 
 def verify(folder: Path, *more: str) -> tuple[int, str]:
@@ -247,33 +209,18 @@ def test_an_attack_is_submitted_with_the_rows_that_it_attacked(
     assert "Sample of 1 cell out of 1, seed 0. To rerun: 1 training and 1 attack." in text
 
 
-def test_a_shipped_plugin_is_submitted_by_its_name_and_needs_no_source(
-    workshop: Path, tmp_path: Path
+def test_a_shipped_plugin_is_submitted_by_its_name_without_a_source(
+    tiny_made: Path, tmp_path: Path
 ) -> None:
-    mine = {"target": "prior_only", "attacks": (workshop / "my_attack.py",)}
-    folder = submit_mine(workshop, tmp_path, **mine)
-    (entry,) = [
-        p for p in json.loads((folder / "submission.json").read_text())["plugins"]
-        if p["name"] == "prior_only"
-    ]  # fmt: skip
+    folder = submit("prior_only", tiny_made, out=tmp_path / "subs")
+    facts = json.loads((folder / "submission.json").read_text())
+    (entry,) = [p for p in facts["plugins"] if p["name"] == "prior_only"]
     assert entry["file"] is None
     assert entry["origin"].startswith("attacks.prior_only:PriorOnly")
-    code, text = verify(folder)
-    assert code == 0, text
-
-
-def test_a_submission_without_source_of_its_own_has_no_empty_folder(tmp_path: Path) -> None:
-    parts = SUITE.split("\n[[")
-    shipped = "\n[[".join(p for p in parts if "my_" not in p)
-    (tmp_path / "shipped.toml").write_text(shipped)
-    out = tmp_path / "run"
-    code, text = leakbench(
-        "run", tmp_path / "shipped.toml", "--out", out, "--jobs", "0", "--device", "cpu"
-    )
-    assert code == 0, text
-    folder = submit("prior_only", out, out=tmp_path / "subs")
     assert open_folder(folder).code == []
     assert not (folder / "source").exists()
+    code, text = verify(folder, "--sample", "1")
+    assert code == 0, text
 
 
 def test_every_setting_is_checked_and_a_failure_refuses(
@@ -403,8 +350,12 @@ def test_failed_cells_are_listed_in_sight(workshop: Path, tmp_path: Path) -> Non
 
 
 def test_a_submission_verifies_on_the_machine_that_made_it(submitted: Path) -> None:
+    readme = (submitted / "README.md").read_text()
+    assert "**Mark**: 1 seed where 3 are asked for" in readme
+    assert "accuracy at chance" in readme
     code, text = verify(submitted, "--sample", "2")
     assert code == 0, text
+    assert "Mark: 1 seed where 3 are asked for" in text
     assert "This runs the submitted code: source/my_defense.py, source/my_attack.py" in text
     assert "Versions, device and code are those of the run" in text
     assert "Verified." in text
@@ -426,9 +377,9 @@ def test_a_rerun_that_passed_is_kept_beside_the_submission_and_is_of_its_very_fi
     assert read_verified(submitted) is None
     code, _ = kept_beside(submitted, "--sample", "1")
     assert code == 0
-    found = read_verified(submitted)
-    assert found is not None
-    assert (found.passed, found.cells, found.seed) == (True, 1, 0)
+    verified = read_verified(submitted)
+    assert verified is not None
+    assert (verified.passed, verified.cells, verified.seed) == (True, 1, 0)
     readme = submitted / "README.md"
     readme.write_text(readme.read_text() + "Trust me.")
     resealed(submitted)
@@ -450,19 +401,35 @@ def test_one_changed_byte_is_named(submitted: Path, name: str) -> None:
     assert "This runs" not in text
 
 
-def test_missing_extra_and_linked_files_are_refused(submitted: Path, tmp_path: Path) -> None:
-    (submitted / "extra.py").write_text("x = 1")
-    with pytest.raises(ValueError, match=r"extra\.py is in .* but not in the manifest"):
-        open_folder(submitted)
-    (submitted / "extra.py").unlink()
-    readme = submitted / "README.md"
-    text = readme.read_text()
-    readme.unlink()
-    with pytest.raises(ValueError, match=r"README\.md is in the manifest but not in"):
-        open_folder(submitted)
-    (tmp_path / "elsewhere.md").write_text(text)
-    readme.symlink_to(tmp_path / "elsewhere.md")
-    with pytest.raises(ValueError, match="leaves the submission's folder"):
+def linked(folder: Path) -> None:
+    (folder / "README.md").rename(folder.parent / "elsewhere.md")
+    (folder / "README.md").symlink_to(folder.parent / "elsewhere.md")
+
+
+def compiled(folder: Path) -> None:
+    (folder / "source" / "__pycache__").mkdir()
+    (folder / "source" / "__pycache__" / "my_defense.cpython-311.pyc").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda f: (f / "extra.py").write_text("x = 1"), r"extra\.py is in .* not in the man"),
+        (lambda f: (f / "README.md").unlink(), r"README\.md is in the manifest but not in"),
+        (linked, "leaves the submission's folder"),
+        (
+            lambda f: (f / "source" / "__pycache__").mkdir(),
+            "source/__pycache__ .* holds no file",
+        ),
+        (compiled, "__pycache__"),
+        (lambda f: os.mkfifo(f / "source" / "pipe.py"), r"pipe\.py is in .* not in the manifest"),
+    ],
+)
+def test_a_folder_that_is_not_what_its_manifest_lists_is_refused(
+    submitted: Path, damage: Callable[[Path], object], sentence: str
+) -> None:
+    damage(submitted)
+    with pytest.raises(ValueError, match=sentence):
         open_folder(submitted)
 
 
@@ -486,30 +453,15 @@ def test_a_manifest_lists_nothing_but_sources_and_records_inside(
 
 
 @pytest.mark.parametrize("name", ["/../../../x", "..", "/etc/x", "a/b", "a\\b", "x\0", "x" * 300])
-def test_a_submission_whose_names_lead_elsewhere_is_not_run_again(
+def test_a_submission_whose_name_leads_elsewhere_is_not_run_again(
     submitted: Path, tmp_path: Path, name: str
 ) -> None:
-    def rename(run: dict[str, Any]) -> None:
-        run["suite"]["threats"][0]["name"] = name
-        for training in run["trainings"]:
-            training["threats"][0]["name"] = name
-            for cell in training["cells"]:
-                cell["threat"] = name
-
     before = sorted(tmp_path.rglob("*"))
-    for document, change in (
-        ("run.json", rename),
-        ("run.json", lambda run: run["suite"].update(name=name)),
-        ("submission.json", lambda made: made.update(name=name)),
-    ):
-        text = (submitted / document).read_text()
-        sealed(submitted, document, change)
-        code, said = leakbench("verify", submitted)
-        assert code in (1, 2)
-        assert "files are named after it" in said or "should match pattern" in said
-        assert "This runs" not in said
-        (submitted / document).write_text(text)
-    (submitted / "manifest.json").write_text(write_manifest(submitted))
+    sealed(submitted, "submission.json", lambda made: made.update(name=name))
+    code, said = leakbench("verify", submitted)
+    assert code in (1, 2)
+    assert "files are named after it" in said or "should match pattern" in said
+    assert "This runs" not in said
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -591,8 +543,6 @@ FORGED: dict[str, tuple[Any, int, list[str]]] = {
     "cells that did not apply": (
         ("attack", "my_defense", no_result("not_applicable")), 1,
         ["not_applicable", "figures differ"]),
-    "cells that failed": (
-        ("attack", "my_defense", no_result("failed")), 1, ["failed", "figures differ"]),
     "an undefended row": (
         ("train", "none", lambda r: r.update(correct=1)), 1,
         ["To rerun: 2 trainings and 4 attacks.", "accuracy", "1 of"]),
@@ -655,33 +605,21 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
     assert "Verified" not in text
 
 
-def test_judged_losses_of_failed_victims_are_infinite_in_both_or_differ() -> None:
-    scores = {"values": {"ssim": [0.1, 0.2, 0.3]}, "floors": {}}
-    before = attacked(victims=3, judged=[-10.0, math.inf, -5.0], **scores)
-    near = replace(before, judged=[-10.0 * (1 + 1e-12), math.inf, -5.0])
-    fewer = replace(before, judged=[-10.0, -5.0, -5.0])
-    found = [{c.figure: c.verdict for c in compare("it", before, r, 0.02)}["judged loss"]
-             for r in (before, near, fewer)]  # fmt: skip
-    assert found == ["equal", "within tolerance", "differs"]
-
-
 LEDGER = replace(
     trained().ledger, eps_claimed=1.0, unit="record", constants={"c": 2.0, "b": math.inf}
 )
 AUDIT = AuditSummary(draws=100, confidence=0.95, eps_audited=4.5, eps_at_least=False,
                      verdict_claim="violated", verdict_proof="no proof")  # fmt: skip
+
+
 AGAIN = DoubledRun(budget=10, values={"ssim": [0.5, 0.5]}, gradient_evaluations=9, seconds=1.0)
 TRAINING = trained(correct=50, ledger=LEDGER, audit=AUDIT)
+VALUES = {"mse": [1e-17, 1e-17], "ssim": [0.9, 1.0]}
+JUDGED = [-10.0, math.inf]
 CELL = attacked(
-    victims=2, values={"mse": [1e-17, 1e-17], "ssim": [0.9, 1.0]}, budget=5,
-    floors={"mse": [0.02, 0.03]}, gradient_evaluations=10, doubled=AGAIN,
+    victims=2, values=VALUES, budget=5, floors={"mse": [0.02, 0.03]}, gradient_evaluations=10,
+    doubled=AGAIN, judged=JUDGED,
 )  # fmt: skip
-
-
-def verdicts(honest: Any, **change: Any) -> dict[str, str]:
-    """Verdicts other than equal on a record that claims something else."""
-    found = compare("it", replace(honest, **change), honest, 0.02)
-    return {c.figure: c.verdict for c in found if c.verdict != "equal"}
 
 
 @pytest.mark.parametrize(
@@ -698,29 +636,34 @@ def verdicts(honest: Any, **change: Any) -> dict[str, str]:
         (TRAINING, {"ledger": replace(LEDGER, eps_record=5.0)}, "eps proven"),
         (TRAINING, {"ledger": replace(LEDGER, constants={"c": 2.0})}, "ledger b"),
         (replace(CELL, doubled=None), {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
-        (CELL, {"values": CELL.values | {"psnr": [9.0, 9.0]}}, "psnr"),  # type: ignore[operator]
-        (CELL, {"values": CELL.values | {"mse": [0.019, 0.019]}}, "mse"),  # type: ignore[operator]
-        (CELL, {"values": CELL.values | {"ssim": [0.8, 0.8]}}, "ssim"),  # type: ignore[operator]
+        (CELL, {"values": VALUES | {"psnr": [9.0, 9.0]}}, "psnr"),
+        (CELL, {"values": VALUES | {"mse": [0.019, 0.019]}}, "mse"),
+        (CELL, {"values": VALUES | {"ssim": [0.8, 0.8]}}, "ssim"),
         (CELL, {"floors": {"mse": [0.02, 0.032]}}, "mse floor"),
         (CELL, {"is_floor": True}, "is floor"),
         (CELL, {"gradient_evaluations": 5}, "gradient evaluations"),
+        (CELL, {"judged": [-10.0, -5.0]}, "judged loss"),
         (CELL, {"doubled": replace(AGAIN, values={"ssim": [0.9, 1.0]})},
          "ssim at twice the budget"),
+        # What is near and what is an exact copy on both sides is within the tolerance.
+        (CELL, {"values": {"mse": [2e-13, 1e-17], "ssim": [0.9, 1.0]}}, "~mse"),
+        (CELL, {"values": VALUES | {"ssim": [0.91, 1.0]}}, "~ssim"),
+        (CELL, {"floors": {"mse": [0.0201, 0.0301]}}, "~mse floor"),
+        (CELL, {"judged": [-10.0 * (1 + 1e-12), math.inf]}, "~judged loss"),
     ],
 )  # fmt: skip
 def test_every_figure_of_a_record_is_compared(
     record: Any, change: dict[str, Any], figure: str
 ) -> None:
-    assert verdicts(record) == {}
-    assert verdicts(record, **change)[figure] == "differs"
-    assert len(verdicts(record, **change)) == 1
+    """~: within the tolerance."""
 
+    def verdicts(**changes: Any) -> dict[str, str]:
+        comparisons = compare("it", replace(record, **changes), record, 0.02)
+        return {c.figure: c.verdict for c in comparisons if c.verdict != "equal"}
 
-def test_near_figures_and_exact_copies_are_within_the_tolerance() -> None:
-    near = {"mse": [2e-13, 1e-17], "ssim": [0.91, 1.0]}
-    assert verdicts(CELL, values=near) == {"mse": "within tolerance", "ssim": "within tolerance"}
-    near = {"mse": [0.0201, 0.0301]}
-    assert verdicts(CELL, floors=near) == {"mse floor": "within tolerance"}
+    assert verdicts() == {}
+    verdict = "within tolerance" if figure[0] == "~" else "differs"
+    assert verdicts(**change) == {figure.removeprefix("~"): verdict}
 
 
 # --- privacy of the author ------------------------------------------------------------------------
@@ -728,7 +671,11 @@ def test_near_figures_and_exact_copies_are_within_the_tolerance() -> None:
 
 def test_a_merged_runs_commands_and_tracebacks_stay_at_home(workshop: Path, tmp_path: Path) -> None:
     copy = copied(workshop, tmp_path)
-    commands = ["leakbench run a.toml --out /mnt/alice/secret/x", "leakbench run a.toml"]
+    commands = [
+        "leakbench run a.toml --out /mnt/alice/secret/x", "leakbench run a.toml --out=/mnt/a/x/",
+        "leakbench run /mnt/a=b/c.toml", r"leakbench run 'C:\Users\a\b.toml'",
+        "leakbench run a.toml --set lr=0.5",
+    ]  # fmt: skip
     rewritten(copy / "run" / "run.json", lambda r: r.update(
         command=" && ".join(commands), commands=commands, note="/mnt/alice/other",
     ))  # fmt: skip
@@ -742,7 +689,10 @@ def test_a_merged_runs_commands_and_tracebacks_stay_at_home(workshop: Path, tmp_
         assert "alice" not in path.read_text()
         assert str(copy) not in path.read_text()
     run = json.loads((folder / "run.json").read_text())
-    assert run["command"] == "leakbench run a.toml --out x && leakbench run a.toml"
+    assert run["command"].split(" && ") == [
+        "leakbench run a.toml --out x", "leakbench run a.toml --out=x", "leakbench run a=c.toml",
+        "leakbench run b.toml", "leakbench run a.toml --set lr=0.5",
+    ]  # fmt: skip
     assert open_folder(folder).code
 
 
@@ -767,33 +717,6 @@ def test_a_reason_that_names_a_folder_of_the_author_is_refused(
     assert not any((tmp_path / "subs").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        ("leakbench run a.toml --out=/mnt/a/x/", "leakbench run a.toml --out=x"),
-        ("leakbench run /mnt/a=b/c.toml", "leakbench run a=c.toml"),
-        (r"leakbench run 'C:\Users\a\b.toml'", "leakbench run b.toml"),
-        ("leakbench run a.toml --set lr=0.5", "leakbench run a.toml --set lr=0.5"),
-    ],
-)
-def test_commands_lose_their_folders(command: str, shown: str) -> None:
-    assert _without_paths(command) == shown
-
-
-def test_what_the_manifest_does_not_list_is_refused_folders_too(submitted: Path) -> None:
-    folder = submitted / "source" / "__pycache__"
-    folder.mkdir()
-    with pytest.raises(ValueError, match=r"the folder source/__pycache__ in .* holds no file"):
-        open_folder(submitted)
-    (folder / "my_defense.cpython-311.pyc").write_bytes(b"x")
-    with pytest.raises(ValueError, match="__pycache__"):
-        open_folder(submitted)
-    shutil.rmtree(folder)
-    os.mkfifo(submitted / "source" / "pipe.py")
-    with pytest.raises(ValueError, match=r"pipe\.py is in .* but not in the manifest"):
-        open_folder(submitted)
-
-
 def test_a_folder_that_is_none_is_bad_input() -> None:
     code, text = leakbench("verify", "/no/such/folder")
     assert code == 2
@@ -803,47 +726,30 @@ def test_a_folder_that_is_none_is_bad_input() -> None:
 # --- marks ----------------------------------------------------------------------------------------
 
 
-def _marked(rows: list[Any], *, victims: int = 8) -> list[str]:
-    suite = SimpleNamespace(threats=(SimpleNamespace(victims=victims, recorded=False),))
-    return marks(rows, SimpleNamespace(suite=suite), kind="defense", name="spm")  # type: ignore[arg-type]
+def spm_row(*codes: FlagCode, seeds: tuple[int, ...] = (0, 1, 2)) -> Any:
+    flags = tuple(Flag(code=code, values={"leak": 0.1}) for code in codes)
+    return made_up.row("spm", seeds=seeds, flags=flags)
 
 
-def test_rows_that_can_be_cited_have_no_mark() -> None:
-    assert _marked([made_up.row("spm", seeds=(0, 1, 2))]) == []
-
-
-def test_too_few_seeds_and_victims_and_rows_of_no_use_are_marked() -> None:
-    chance = (Flag(code=FlagCode.AT_CHANCE),)
-    told = " ".join(_marked([made_up.row("spm", seeds=(0,), flags=chance)], victims=2))
-    assert "1 seed where 3 are asked for" in told
-    assert "2 victims per training where 4 are asked for" in told
-    assert "No row of spm is of use" in told
-    good = made_up.row("spm", seeds=(0, 1, 2))
-    assert (
-        "1 of 2 rows of spm are at chance"
-        in _marked([good, made_up.row("spm", seeds=(0, 1, 2), flags=chance)])[0]
-    )
-    failed = (Flag(code=FlagCode.CONTROL_FAILED, values={"leak": 0.1}),)
-    assert (
-        "Attacks do not work without a defense"
-        in _marked([made_up.row("spm", seeds=(0, 1, 2), flags=failed)])[0]
-    )
-
-
-def test_undefended_rows_beside_a_defense_are_not_marked() -> None:
-    other = made_up.row("none", seeds=(0,))
-    assert _marked([made_up.row("spm", seeds=(0, 1, 2)), other]) == []
-
-
-def test_marks_and_flags_stand_in_the_readme_and_in_what_submit_and_verify_say(
-    submitted: Path,
+@pytest.mark.parametrize(
+    ("rows", "victims", "sentences"),
+    [
+        ([spm_row()], 8, []),
+        ([spm_row(), made_up.row("none", seeds=(0,))], 8, []),  # it stands beside the defense
+        ([spm_row(FlagCode.AT_CHANCE, seeds=(0,))], 2, [
+            "1 seed where 3 are asked for", "2 victims per training where 4 are asked for",
+            "No row of spm is of use"]),
+        ([spm_row(), spm_row(FlagCode.AT_CHANCE)], 8, ["1 of 2 rows of spm are at chance"]),
+        ([spm_row(FlagCode.CONTROL_FAILED)], 8, ["Attacks do not work without a defense"]),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_cited_are_marked(
+    rows: list[Any], victims: int, sentences: list[str]
 ) -> None:
-    text = (submitted / "README.md").read_text()
-    assert "**Mark**: 1 seed where 3 are asked for" in text
-    assert "accuracy at chance" in text
-    code, said = verify(submitted, "--sample", "1")
-    assert code == 0, said
-    assert "Mark: 1 seed where 3 are asked for" in said
+    suite = SimpleNamespace(threats=(SimpleNamespace(victims=victims, recorded=False),))
+    told = marks(rows, SimpleNamespace(suite=suite), kind="defense", name="spm")  # type: ignore[arg-type]
+    assert all(sentence in " ".join(told) for sentence in sentences)
+    assert bool(told) == bool(sentences)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bench import suite as suites
-from bench.errors import UserError
 from bench.harness.plan import expand
 
 
@@ -105,18 +104,14 @@ def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path])
     [
         ({"budget = 5": "budgets = 5"}, r"tiny\.toml: unknown key 'budgets'"),
         ({"budget = 5": "budget = 'x'"}, r"budget: input should be a valid integer.*got 'x'"),
-        ({"budget = 5": "budget = 0"}, r"budget: .*greater than or equal to 1, got 0"),
         (
             {'name = "ilrg"': 'name = "ilrg"\nbudget = 0'},
             r"attacks\.0\.budget: .*greater than or equal to 1, got 0",
         ),
         ({"version = 1\n": ""}, r"the key 'version' is missing"),
-        ({"version = 1": "version = = 1"}, r"is no valid TOML"),
-        ({"victims = 2": "victims = 9"}, r"9 victims, but digits has 3 clients"),
         ({"local_steps = 1": "local_steps = 1\nlocal_epochs = 1"}, r"needs exactly one"),
         ({'name = "fedavg"': 'name = "fedsgd"'}, r"fedsgd takes one step per round"),
         ({'name = "ilrg"': 'name = "ilrg"\nthreat = "servr"'}, r"Did you mean 'server'"),
-        ({'name = "prior_only"': 'name = "ilrg"'}, r"ilrg is listed twice"),
     ],
 )
 def test_wrong_suites_get_one_clear_sentence(
@@ -128,12 +123,6 @@ def test_wrong_suites_get_one_clear_sentence(
 
 
 def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match=r"Did you mean 'quick'"):
-        suites.read_suite("quik")
-    with pytest.raises(ValueError, match=r"no such suite file: none\.toml"):
-        suites.read_suite("none.toml")
-    with pytest.raises(ValueError, match=r"--set takes key=value, got 'rounds'"):
-        suites.read_suite("quick", ["rounds"])
     with pytest.raises(ValueError, match=r"has no place '7'"):
         suites.read_suite("quick", ["threats.7.victims=2"])
     suite = suites.read_suite(str(tiny()))
@@ -150,12 +139,3 @@ def test_wrong_names_filters_and_overrides_are_refused(tiny: Callable[..., Path]
     })  # fmt: skip
     with pytest.raises(ValueError, match=r"leaves nothing of suite tiny"):
         expand(apart, {"defense": suite.defenses[0].name, "task": 1})
-
-
-def test_all_problems_of_a_suite_are_told_at_once_with_the_nearest_keys(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text('name = "bad"\nversion = 1\nbugdet = 3\n[protocol]\nname = "fedavg"\nl_r = 1\n')
-    with pytest.raises(UserError) as told:
-        suites.read_suite(str(path))
-    for words in ("'bugdet'. Did you mean 'budget'?", "'protocol.l_r'. Did you mean 'lr'?"):
-        assert words in str(told.value)

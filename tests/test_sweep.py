@@ -14,14 +14,16 @@ from bench.cli import app
 from bench.records import Run
 from bench.report import leaderboard
 
-WITH_IMAGES = {'name = "ilrg"': 'name = "analytic"', '["init", "final"]': '["init"]'}
+WITH_IMAGES = {
+    'name = "ilrg"': 'name = "analytic"', '["init", "final"]': '["init"]', "[0.5, 2.0]": "2.0",
+}  # fmt: skip
 
 
 def swept(suite: Path, out: Path, *more: str) -> str:
     arguments = ["sweep", str(suite), "--out", str(out), "--jobs", "0", *more]
-    found = CliRunner().invoke(app, arguments)
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_a_sweep_runs_every_value_and_shows_leakage_over_it(
@@ -77,9 +79,9 @@ def test_a_sweep_that_cannot_be_is_refused_before_any_work(
     tiny: Callable[..., Path], tmp_path: Path, over: str, said: str
 ) -> None:
     arguments = ["sweep", str(tiny()), "--over", over, "--out", str(tmp_path / "out")]
-    found = CliRunner().invoke(app, arguments)
-    assert found.exit_code == 2
-    assert said in " ".join(found.output.split())
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
 
 
@@ -87,7 +89,7 @@ def test_an_unknown_figure_format_is_refused_before_any_work(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     arguments = ["sweep", str(tiny()), "--over", "threat.rounds=1,2", "--figures", "pgn"]
-    found = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert found.exit_code == 2
-    assert "png" in found.output
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "png" in result.output
     assert not (tmp_path / "out").exists()

@@ -130,11 +130,11 @@ def test_settings_are_chosen_on_other_samples_and_seeds_than_they_are_reported_o
 def test_the_strongest_value_that_loses_little_enough_is_found(
     two: Suite, registry: Registry
 ) -> None:
-    found = tuning.tune(two, registry, player(lambda noise: 0.05 * noise), steps=12)
-    assert [(s.defense, s.task, s.settings) for s in found] == [
+    tuned = tuning.tune(two, registry, player(lambda noise: 0.05 * noise), steps=12)
+    assert [(s.defense, s.task, s.settings) for s in tuned] == [
         ("gaussian", task, {"clip_norm": clip}) for task in (0, 1) for clip in (1.0, 5.0)
     ]
-    for search in found:
+    for search in tuned:
         for loss, noise in ((0.01, 0.2), (0.05, 1.0), (0.1, 2.0)):
             assert search.best(loss) == pytest.approx(noise, rel=0.02)
 
@@ -174,9 +174,9 @@ def test_all_defenses_are_trained_side_by_side_without_attacks_or_audits(
 
 
 def test_what_does_not_learn_loses_everything(two: Suite, registry: Registry) -> None:
-    found = tuning.tune(two, registry, player(lambda noise: noise), losses=[0.5, 0.99], steps=8)
-    assert found[0].lost[10.0] == math.inf
-    best = found[0].best(0.99)
+    tuned = tuning.tune(two, registry, player(lambda noise: noise), losses=[0.5, 0.99], steps=8)
+    assert tuned[0].lost[10.0] == math.inf
+    best = tuned[0].best(0.99)
     assert best is not None
     assert best < 0.81
 
@@ -185,8 +185,8 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
     two: Suite, registry: Registry, tmp_path: Path
 ) -> None:
     losses = [0.01, 0.05]
-    found = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=losses, steps=8)
-    text = tuned_text(TWO_TASKS, two, found, losses, registry)
+    tuned = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=losses, steps=8)
+    text = tuned_text(TWO_TASKS, two, tuned, losses, registry)
     assert "no noise_multiplier loses 1 point or less" in text
     assert "points of accuracy on validation samples; at most 5 were allowed" in text
     assert "(seeds 1001, 1002)." in text
@@ -204,16 +204,16 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
 
 
 def test_a_suite_in_any_form_of_toml_can_be_tuned(two: Suite, registry: Registry) -> None:
-    found = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=[0.05], steps=8)
+    tuned = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=[0.05], steps=8)
     said = tomllib.loads(TWO_TASKS)
-    usual = tuned_text(TWO_TASKS, two, found, [0.05], registry)
+    usual = tuned_text(TWO_TASKS, two, tuned, [0.05], registry)
     flat = "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in said.items())
     tables = TWO_TASKS.replace("[[defenses]]", "[[ defenses ]]  # in brackets with spaces")
     below = TWO_TASKS.replace("settings = {", "[defenses.settings]\n").replace(" }", "")
     below = below.replace("[0.1, 1.0], clip", "[0.1, 1.0]\nclip")
     for text in (flat, tables, below):
         assert tomllib.loads(text) == said
-        made = tuned_text(text, two, found, [0.05], registry)
+        made = tuned_text(text, two, tuned, [0.05], registry)
         assert tomllib.loads(made) == tomllib.loads(usual)
 
 

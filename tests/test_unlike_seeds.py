@@ -45,8 +45,8 @@ def run() -> Run:
 def of(run: Run, defense: str) -> list[PlannedTraining]:
     """Trainings of a defense under fedavg on the LeNet, one for each seed."""
     places = (("fedavg", "lenet"),)
-    found = (t for t in run.trainings if (t.job.protocol.name, t.job.task.model) in places)
-    return [t for t in found if t.job.defense == defense]
+    trainings = (t for t in run.trainings if (t.job.protocol.name, t.job.task.model) in places)
+    return [t for t in trainings if t.job.defense == defense]
 
 
 def board(run: Run, *trainings: PlannedTraining, **over: Any) -> dict[str, Row]:
@@ -104,8 +104,8 @@ def test_the_audit_that_refutes_a_claim_is_seen_also_where_another_seeds_is_larg
     run: Run,
 ) -> None:
     gaussian, over = of(run, "gaussian"), {}
-    found = ((2.9, "violated"), (3.0, "consistent"), (2.8, "consistent"))
-    for training, (epsilon, verdict) in zip(gaussian, found, strict=True):
+    audits = ((2.9, "violated"), (3.0, "consistent"), (2.8, "consistent"))
+    for training, (epsilon, verdict) in zip(gaussian, audits, strict=True):
         audit = AuditSummary(
             draws=4000,
             confidence=0.95,
