@@ -244,6 +244,14 @@ name = "prior_only"
 """
 
 
+def changed(text: str, changes: Mapping[str, str]) -> str:
+    """Replace pieces of a text that must be there."""
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 RAISING = """
 from bench.api import Attack
 
@@ -261,8 +269,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
     def write(**replacements: str) -> Path:
         text = TINY
         for old, new in replacements.items():
-            assert old in text or old == "append"
-            text = text + new if old == "append" else text.replace(old, new)
+            text = text + new if old == "append" else changed(text, {old: new})
         path = tmp_path / "tiny.toml"
         path.write_text(text)
         return path

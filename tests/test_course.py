@@ -14,50 +14,20 @@ from bench.report import figures
 from bench.report.boards import boards
 from bench.report.curves import courses
 from bench.suite import read_suite
+from tests.conftest import TINY, changed
 
-SUITE = """
-name = "over_rounds"
-version = 1
-checkpoints = ["init", "round-3", "final"]
-course = 3
-budget = 5
-audit = 0
-
-[protocol]
-name = "fedavg"
-clients = 4
-rounds = 6
-local_steps = 1
-batch = 16
-lr = 0.1
-
-[[tasks]]
-dataset = "digits"
-model = "mlp3"
-
-[[threats]]
-name = "server"
-victims = 2
-
-[[threats]]
-name = "run"
-victims = 2
-rounds = 3
-
-[[defenses]]
-name = "none"
-
-[[defenses]]
-name = "gaussian"
-settings = { noise_multiplier = 1.0, clip_norm = 1.0 }
-
-[[attacks]]
-name = "analytic"
-
-[[attacks]]
-name = "analytic"
-threat = "run"
-"""
+SUITE = changed(
+    TINY,
+    {
+        '["init", "final"]': '["init", "round-3", "final"]\ncourse = 3',
+        "rounds = 1": "rounds = 6",
+        "victims = 2": 'victims = 2\n\n[[threats]]\nname = "run"\nvictims = 2\nrounds = 3',
+        'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
+            'name = "gaussian"\nsettings = { noise_multiplier = 1.0, clip_norm = 1.0 }',
+        'name = "ilrg"': 'name = "analytic"',
+        'name = "prior_only"': 'name = "analytic"\nthreat = "run"',
+    },
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +58,7 @@ def _epsilon_of(*, rounds: int, **settings: float) -> float:
     from bench.privacy.ledger import account
     from bench.registry import discover
 
-    facts = Facts(parameters=1, rounds=rounds, clients=4, participations=rounds)
+    facts = Facts(parameters=1, rounds=rounds, clients=3, participations=rounds)
     return account(discover().defense("gaussian", settings), facts).eps_record
 
 

@@ -17,7 +17,7 @@ import pytest
 from bench.harness.keys import ATTACKING, TRAINING, Code
 from bench.harness.sources import Sources
 from bench.registry import Registry, discover, judge
-from tests.conftest import TINY
+from tests.conftest import TINY, changed
 
 ROOT = Path(__file__).parents[1]
 Plugins = dict[str, dict[str, Any]]
@@ -399,10 +399,7 @@ TRACED: list[tuple[Plugins, Plugins, dict[str, str]]] = [
 def test_all_that_a_job_executes_is_in_its_key(tmp_path: Path, registry: Registry) -> None:
     suites = []
     for place, (defenses, attacks, changes) in enumerate(TRACED):
-        text, folder = SUITE, tmp_path / str(place)
-        for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
+        text, folder = changed(SUITE, changes), tmp_path / str(place)
         folder.mkdir()
         suites.append(suite_of(folder, defenses, attacks, text))
     (tmp_path / "out").mkdir()

@@ -32,19 +32,19 @@ from bench.submission.rerunning import load_plugins
 from bench.submission.staged import Rerun, trainings_of
 from bench.submission.verification import candidates, open_folder, sample
 from tests import made_rows as made_up
-from tests.conftest import TINY
+from tests.conftest import TINY, changed
 from tests.made_records import attacked, trained
 from tests.small_folders import leakbench
 
-SUITE = TINY
-for old, new in (
-    ('checkpoints = ["init", "final"]', 'checkpoints = ["final"]'),
-    ('name = "spm"\nsettings = { epsilon = [0.5, 2.0] }',
-     'name = "my_defense"\nsettings = { noise_multiplier = 0.1, clip_norm = 1.0 }'),
-    ('name = "ilrg"', 'name = "my_attack"'),
-):  # fmt: skip
-    assert old in SUITE
-    SUITE = SUITE.replace(old, new)
+SUITE = changed(
+    TINY,
+    {
+        'checkpoints = ["init", "final"]': 'checkpoints = ["final"]',
+        'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
+            'name = "my_defense"\nsettings = { noise_multiplier = 0.1, clip_norm = 1.0 }',
+        'name = "ilrg"': 'name = "my_attack"',
+    },
+)  # fmt: skip
 
 
 def verify(folder: Path, *more: str) -> tuple[int, str]:
@@ -291,7 +291,7 @@ def unfinished(copy: Path) -> None:
     next((copy / "run" / "records" / "attack").iterdir()).unlink()
 
 
-def changed(name: str) -> Callable[[Path], None]:
+def edited(name: str) -> Callable[[Path], None]:
     def change(copy: Path) -> None:
         with (copy / name).open("a") as file:
             file.write("\nCHANGED = True\n")
@@ -317,8 +317,8 @@ def untouched(copy: Path) -> None: ...
         (untouched, {"attacks": ()}, "the attack 'my_attack'; give its file by --attack FILE"),
         (with_stranger, {"attacks": ("my_attack.py", "stranger.py")},
          r"no column of an attack from stranger\.py"),
-        (changed("my_defense.py"), {}, "source of 'my_defense' has changed since the run"),
-        (changed("my_attack.py"), {}, "source of 'my_attack' has changed since the run"),
+        (edited("my_defense.py"), {}, "source of 'my_defense' has changed since the run"),
+        (edited("my_attack.py"), {}, "source of 'my_attack' has changed since the run"),
         (without("none"), {}, "no undefended row"),
         (unfinished, {}, "is not finished"),
     ],
