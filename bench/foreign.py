@@ -147,14 +147,14 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         # Set by name it costs every call of torch a little, which None does not.
         torch.set_default_device(None if before.type == "cpu" else before)
 
-    def torch_generator() -> Any:
+    def torch_generator() -> bytes:
         # Inside of a torch.func transform torch refuses to use its own generator.
         inside = torch._C._functorch.maybe_current_level() is not None
-        return None if inside else torch.get_rng_state()
+        return b"" if inside else torch.get_rng_state().numpy().tobytes()
 
-    def set_torch_generator(before: Any) -> None:
-        if before is not None:
-            torch.set_rng_state(before)
+    def set_torch_generator(before: bytes) -> None:
+        if before:
+            torch.set_rng_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
 
     def set_variables(before: dict[str, str]) -> None:
         os.environ.clear()
