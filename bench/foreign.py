@@ -157,7 +157,7 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
 
     def numpy_generator() -> Any:
         name, keys, *rest = np.random.get_state()  # noqa: NPY002 (put back, not used)
-        return name, keys.tobytes(), *rest  # type: ignore[union-attr]
+        return name, keys.tobytes(), *rest  # type: ignore[attr-defined]
 
     def set_numpy_generator(before: Any) -> None:
         name, keys, *rest = before
