@@ -12,7 +12,6 @@ import functools
 import gc
 import io
 import os
-import pickle
 import random
 import signal
 import sys
@@ -147,14 +146,22 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         # Set by name it costs every call of torch a little, which None does not.
         torch.set_default_device(None if before.type == "cpu" else before)
 
-    def torch_generator() -> Any:
+    def torch_generator() -> bytes:
         # Inside of a torch.func transform torch refuses to use its own generator.
         inside = torch._C._functorch.maybe_current_level() is not None
-        return None if inside else torch.get_rng_state()
+        return b"" if inside else torch.get_rng_state().numpy().tobytes()
 
-    def set_torch_generator(before: Any) -> None:
-        if before is not None:
-            torch.set_rng_state(before)
+    def set_torch_generator(before: bytes) -> None:
+        if before:
+            torch.set_rng_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
+
+    def numpy_generator() -> Any:
+        name, keys, *rest = np.random.get_state()  # noqa: NPY002 (put back, not used)
+        return name, keys.tobytes(), *rest  # type: ignore[attr-defined]
+
+    def set_numpy_generator(before: Any) -> None:
+        name, keys, *rest = before
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
 
     def set_variables(before: dict[str, str]) -> None:
         os.environ.clear()
@@ -177,7 +184,7 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         "torch's precision of products": precision,
         "torch's choice of deterministic algorithms": exact,
         "torch's global generator": (torch_generator, set_torch_generator),
-        "numpy's global generator": (np.random.get_state, np.random.set_state),
+        "numpy's global generator": (numpy_generator, set_numpy_generator),
         "Python's global generator": (random.getstate, random.setstate),
         "the number of threads": (torch.get_num_threads, torch.set_num_threads),
         "the working directory": (os.getcwd, os.chdir),
@@ -226,7 +233,7 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
         for name, read, write, was in before:
             with suppress(Exception):  # a folder that is gone, a limit that is too low now
                 now = read()
-                if pickle.dumps(now) == pickle.dumps(was):
+                if now == was:
                     continue
                 if "generator" in name:
                     left.moved.append(name)
