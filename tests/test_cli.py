@@ -28,7 +28,7 @@ def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: 
     assert "15 run, 0 cached, 0 failed" in text
     assert "among those that cost at most 5 points of accuracy" in text
     assert f"Every row and attack: leakbench report {out} --details" in text
-    code, text = leakbench("report", out, "--details", "--loss", "10")
+    code, text = leakbench("report", out, "--details", "--loss", "10", columns=200)
     assert code == 0
     assert "among those that cost at most 10 points of accuracy" in text
     assert "spm epsilon=0.5" in text
