@@ -32,9 +32,10 @@ from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.seeding import generator
 
-# The same inputs every time; `--hypothesis-profile=default` draws others, and `many` thousands.
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("many", max_examples=3000)
+# The same inputs every time, however busy the machine is; `--hypothesis-profile=default` draws
+# others, and `many` thousands.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("many", max_examples=3000, deadline=None)
 settings.load_profile("fixed")
 
 

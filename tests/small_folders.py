@@ -26,9 +26,9 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def leakbench(*arguments: object, answer: str | None = None, columns: int = 300) -> tuple[int, str]:
+def leakbench(*arguments: object, answer: str | None = None) -> tuple[int, str]:
     """Exit code, and all words that the command line says."""
-    environment = {"COLUMNS": str(columns), "LEAKBENCH_DATA": ""}
+    environment = {"COLUMNS": "300", "LEAKBENCH_DATA": ""}
     result = CliRunner().invoke(app, [str(a) for a in arguments], env=environment, input=answer)
     return result.exit_code, " ".join((result.stdout + result.stderr).split())
 
