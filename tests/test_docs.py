@@ -116,6 +116,14 @@ def test_every_internal_link_leads_somewhere_and_nothing_is_loaded_from_the_netw
             assert not anchor or anchor in site[there].ids, f"{path} links to {link}"
 
 
+def test_every_module_that_the_site_documents_is_there() -> None:
+    for path in DOCS.rglob("*.md"):
+        for name in re.findall(r"^::: (\S+)", path.read_text(), re.MULTILINE):
+            place = ROOT.joinpath(*name.split("."))
+            modules = (place.with_suffix(".py"), place.parent.with_suffix(".py"))
+            assert place.is_dir() or any(m.is_file() for m in modules), f"{path.name}: {name}"
+
+
 # --- completeness -----------------------------------------------------------------------------
 
 
