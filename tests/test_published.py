@@ -108,7 +108,7 @@ def test_a_run_that_is_not_finished_and_its_own_folder_are_refused(
 
 
 def test_report_writes_what_can_be_published(finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "elsewhere"
     result = CliRunner().invoke(app, ["report", str(finished), "--publish", str(out)])
     assert result.exit_code == 0, result.output
     assert {p.name for p in out.iterdir()} == {README, PACKED_RUN, ARCHIVE}
