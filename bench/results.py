@@ -19,7 +19,6 @@ from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
-from bench.records.submitted import standing
 from bench.report import frames, tables, text
 from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
@@ -172,7 +171,7 @@ class Results:
     @property
     def standing(self) -> str:
         """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
-        return standing(self._files.verified)
+        return self._files.standing
 
     @property
     def failures(self) -> list[tuple[str, str]]:
