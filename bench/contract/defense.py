@@ -364,14 +364,6 @@ class Defense:
         """The client's messages of the round's end; chainable."""
         return messages
 
-    def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
-        """The clients' messages of the round's end, by client, after `upload`.
-
-        It serves work that is alike for all clients and pays to be done together, such as
-        encryption on several cores. No client's messages may depend on another's.
-        """
-        return uploads
-
     # --- server, from messages alone ----------------------------------------------------
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """Combine clients' smashed data, or return None for one batch per client. Role: mix."""
