@@ -363,7 +363,6 @@ def test_non_finite_uploads_are_refused_by_name(digits: Dataset) -> None:
         ({"tolerance": 2.0}, r"tolerance must lie in \(0, 1\)"),
         ({"start": "black"}, "start must be one of public, gray, uniform, normal, got 'black'"),
         ({"precision": "half"}, "precision must be one of auto, float32, float64"),
-        ({"layers": "deep"}, "layers must be one of even, relative"),
         ({"preset": "best"}, "preset must be strong or paper"),
     ],
 )
