@@ -19,7 +19,6 @@ from attacks.engine.optimisers import Minimum, Phase, minimise
 from attacks.engine.orders import linked
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
-    STARTS,
     Labels,
     Problems,
     Solution,
@@ -30,6 +29,7 @@ from attacks.engine.restarts import (
 )
 from attacks.engine.terms import fading_prior, prior
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_choice, check_number
 
 Preset = Literal["strong", "paper"]
 Precision = Literal["auto", "float32", "float64"]
@@ -90,25 +90,17 @@ class DeepLeakage(Attack):
         start: Start | None = None,
         precision: Precision | None = None,
     ) -> None:
-        if preset not in _PRESETS:
-            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        check_choice("preset", preset, Preset)
         given = {"restarts": restarts, "history": history, "start": start, "precision": precision}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.preset, self.tolerance = preset, tolerance
         self.restarts, self.history = chosen["restarts"], chosen["history"]
         self.start, self.precision = chosen["start"], chosen["precision"]
-        least = {"restarts": 0, "history": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be >= {bound}, got {getattr(self, name)}.")
-        if not 0 < tolerance < 1:
-            raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}.")
-        for name, value, allowed in (
-            ("start", self.start, STARTS),
-            ("precision", self.precision, ("auto", "float32", "float64")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{value}'.")
+        check_number("restarts", self.restarts, least=0)
+        check_number("history", self.history, least=1)
+        check_number("tolerance", tolerance, above=0, below=1)
+        check_choice("start", self.start, Start)
+        check_choice("precision", self.precision, Precision)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""

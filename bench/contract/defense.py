@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -376,10 +377,12 @@ class Defense:
     # --- what is known and what is proven -------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """How an upload is randomised, in order. Attackers are told it (Kerckhoffs)."""
-        return ()
+        if inspect.unwrap(type(self).mechanisms_in) is Defense.mechanisms_in:
+            return ()
+        return self.mechanisms_in(Round())
 
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        """The same for a round of which more is known."""
+        """The same for a round of which more is known; a defense overrides one of the two."""
         return self.mechanisms()
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
