@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import TITLES, sign_of
+from bench.metrics.named import METRICS, sign_of
 from bench.records import Row
 from bench.report.overview import LOSSES, overview
 from bench.report.paper import GREY, Paper, add_legend, bars, draw_floors, looks, set_log, styled
@@ -60,7 +60,7 @@ def pareto(
         draw_floors(axes, floors, metric)
         _draw_front(axes, spots, sign_of(metric))
         safer = "←" if metric == "ssim" else "→"
-        axes.set(xlabel=f"worst-case {TITLES[metric]} (safer {safer})", ylabel="accuracy")
+        axes.set(xlabel=f"worst-case {METRICS[metric].title} (safer {safer})", ylabel="accuracy")
         add_legend(figure, width, _missing(rows, spots))
     return figure
 
