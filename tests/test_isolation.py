@@ -29,7 +29,7 @@ from bench.submission import staged
 from bench.submission.isolation import isolation
 from bench.submission.packing import submit
 from tests.conftest import Run as RunIt
-from tests.test_report_html import SCHEMA
+from tests.made_rows import SCHEMA
 from tests.test_submission import quick_check
 
 SNOOP = '''
