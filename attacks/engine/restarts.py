@@ -15,7 +15,6 @@ from attacks.engine.optimisers import Minimum, in_chunks
 from bench.api import Context, Reconstruction
 
 Start = Literal["public", "gray", "uniform", "normal"]
-STARTS: tuple[Start, ...] = ("public", "gray", "uniform", "normal")
 _GUESS_LOGIT = 3.0
 _CANDIDATES = 32
 

@@ -116,7 +116,7 @@ def image_values(
     if x.ndim == 5:
         for name, metric in METRICS.items():
             if metric.of_images is not None:
-                values[name] = metric.of_images(guess, x).mean(dim=1)
+                values[name] = metric.of_images(guess, x).double().mean(dim=1)
         similar = images.ssim(guess, x)
         values["ssim"] = similar.mean(dim=1)
         values["success"] = (similar > 0.9).double().mean(dim=1)
