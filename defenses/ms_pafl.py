@@ -98,7 +98,8 @@ class MSPAFL(Defense):
         if not isinstance(self.private, str):
             check_number("private", self.private, "share of parameters", least=0, most=1)
         check_number("nu_clients", self.nu_clients, "N of Eq. 17", least=0)
-        check_number("beta", self.beta, "Theorem 2", above=0)
+        if self.beta != math.inf:
+            check_number("beta", self.beta, "Theorem 2", above=0)
         self.table = check_in_table(self.check_in)
         if self.nu_clients:
             self.owns = self.owns | {"aggregate"}

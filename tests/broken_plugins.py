@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.sandbox.conformance.process import check_plugins
+from bench.sandbox.conformance.plugins import check_plugins
 from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins
 from bench.registry import Registry, discover
-from bench.sandbox.conformance.process import check, check_in_process
+from bench.sandbox.conformance.plugins import check
+from bench.sandbox.conformance.process import check_in_process
 from tests.broken_plugins import BROKEN_DEFENSES, HEAD, check_text, failures
 
 # --- attacks --------------------------------------------------------------------------------

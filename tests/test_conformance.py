@@ -17,7 +17,7 @@ from bench.contract.messages import Part
 from bench.registry import Registry
 from bench.sandbox.conformance.leaks import _alike
 from bench.sandbox.conformance.playground import private_data
-from bench.sandbox.conformance.process import check
+from bench.sandbox.conformance.plugins import check
 from bench.sandbox.conformance.proofs import check_audit
 from bench.sandbox.findings import Broken, NotChecked
 from bench.sandbox.noise import Pair, check_independence, checks_of

@@ -24,7 +24,7 @@ from bench.harness.launch import executor_of, planned
 from bench.models import bare_parameters, build, hand, unwrapped
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
-from bench.sandbox.conformance.process import check_plugins
+from bench.sandbox.conformance.plugins import check_plugins
 from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense

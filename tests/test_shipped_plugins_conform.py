@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.registry import PluginKind, Registry
-from bench.sandbox.conformance.process import check
+from bench.sandbox.conformance.plugins import check
 
 CLIPPED_STD = {"noise_multiplier": 0.02, "clip_norm": 5.0}
 DP_SPLIT = {"clip": 4.0, "low": -2.0, "smashed_std": 0.1, "label_std": 0.1}

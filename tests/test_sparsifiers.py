@@ -37,7 +37,7 @@ from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings
 from bench.registry import discover
-from bench.sandbox.conformance.process import check
+from bench.sandbox.conformance.plugins import check
 from bench.sandbox.stage import client_alone
 from bench.seeding import generator
 from bench.toolkit.aggregation import filled

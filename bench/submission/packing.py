@@ -34,7 +34,7 @@ from bench.records import (
 from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, Submission
 from bench.registry import PluginKind, Registry, discover
 from bench.report.files import Files
-from bench.sandbox.conformance.process import check, is_file, plugins_of, plugins_of_file
+from bench.sandbox.conformance.plugins import check, is_file, plugins_of, plugins_of_file
 from bench.submission.documents import check_suite, marks, page, write_manifest
 
 _EVERYONES = {"/tmp", "/var/tmp"}

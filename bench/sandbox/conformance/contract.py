@@ -15,7 +15,7 @@ from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import HookError, named
 
 Case = tuple[str, Callable[[], Any]]
-"""A check by name; see `bench.sandbox.conformance.process`."""
+"""A check by name; see `bench.sandbox.conformance.plugins`."""
 Rebuild = Callable[[Mapping[str, Any]], Defense]
 """Makes a defense from settings."""
 LEFT_OUT = "left out by --fast"

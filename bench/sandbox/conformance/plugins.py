@@ -1,0 +1,221 @@
+"""`leakbench check`: the cases of a plugin or model, run one after another.
+
+A case is a name and a function that returns what it saw, raises Broken or NotChecked, or returns
+cases that stand in its place. No fault of a plugin leaves a case: it becomes a finding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import models
+from bench.errors import UserError
+from bench.foreign import foreign_code
+from bench.names import did_you_mean
+from bench.registry import Plugin, PluginKind, Registry, discover
+from bench.sandbox.conformance.attacks import attack_cases
+from bench.sandbox.conformance.contract import Case
+from bench.sandbox.conformance.defenses import defense_cases
+from bench.sandbox.conformance.models import model_cases
+from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
+from bench.sandbox.hooked import HookError, WrongAnswer, named
+
+_ADVICE = {
+    "docstring": ("", "Say in a sentence what the plugin does, then what each setting means."),
+    "settings": ("__init__", "Write `def __init__(self, *, key: float)`, each with a type."),
+    "declarations": ("", "Declare owns, requires or recovers as a frozenset of these names."),
+    "bad settings": ("__init__", "Raise ValueError out of range; `not x >= 0` also refuses NaN."),
+    "roles": ("", "Add the role to owns, for a+b; together: the clients that a step takes."),
+    "strength": ("", "Declare a Strength of one of its settings, or strength = None."),
+    "arguments": ("", "Make a new tensor (x + 1, not x += 1); others get the same arguments."),
+    "global generators": ("", 'Draw from client.rng["defense"], ctx.rng, or the rng of the hook.'),
+    "process": ("", "Put back what you change before you return; other plugins share the process."),
+    "no state": ("", "Keep notes in client.memory, a run's state in local variables."),
+    "same seed": ("", 'Draw from client.rng["defense"] or ctx.rng; keep nothing between runs.'),
+    "other draws": ("", 'Draw from client.rng["defense"], which follows the run\'s seed.'),
+    "values that are not": ("", "Set withheld values to 0, and read none (part.presence())."),
+    "sealed boxes": ("upload", "Encrypt them: the box travels through the server."),
+    "private data": ("", "Send only what was made private; notes belong in client.memory."),
+    "zero strength": ("zero_strength", "Find what acts at that strength, or mend the declaration."),
+    "composed": ("owns", "Name every role in owns, and change no other defense's messages."),
+    "observed": ("public_plans", "Send plain parts of equal kinds in every run; see public_plans."),
+    "guarantee": ("guarantee", "Derive both from the same attribute of the defense."),
+    "which values": ("guarantee", "Add an Unprotected event for which values are sent, or choose "
+    "them without looking at the data."),
+    "declared": ("mechanisms", "Declare what is drawn, or draw what is declared, each value anew."),
+    "audit": ("guarantee", "Count everything that leaves the client, with its true sensitivity."),
+    "runs on": ("run", "Answer as bench.api.Reconstruction says."),
+    "runs anywhere": ("applies", "Let applies() return None where the attack can run."),
+    "budget": ("run", "Stop each start after ctx.budget evaluations, and report their sum."),
+    "it takes samples": ("", "see docs/models.md"),
+    "clients' gradients": ("", "replace the operation"),
+    "cut in two": ("", "let the submodule's output be all that the layers after it get"),
+}  # fmt: skip
+"""Hook, "" for the class, and advice by how a check's name begins."""
+
+
+def advice(check: str) -> tuple[str, str]:
+    """The hook that a check is of, and what to change where it fails."""
+    return next(entry for name, entry in _ADVICE.items() if check.startswith(name))
+
+
+KINDS: tuple[PluginKind, ...] = ("defense", "attack")
+Progress = Iterator[tuple[str, Conformance]]
+"""Before each check what it is and the findings so far, at last "" and all findings."""
+
+
+def run_cases(
+    kind: str, name: str, settings: Mapping[str, Any], cases: Iterable[Case], *plugins: object
+) -> Progress:
+    """Run the cases of a plugin in turn.
+
+    Args:
+        cases: They may follow from what earlier ones did.
+        plugins: Whose lines are named where their code raises outside of a hook.
+    """
+    began, findings = time.perf_counter(), list[Finding]()
+
+    def so_far() -> Conformance:
+        return Conformance(
+            kind=kind,
+            name=name,
+            settings=dict(settings),
+            findings=tuple(findings),
+            seconds=time.perf_counter() - began,
+        )
+
+    yield "its constructor", so_far()
+    for case in cases:
+        waiting = [case]
+        while waiting:
+            what, check = waiting.pop(0)
+            yield f"the check '{what}'", so_far()
+            outcome = _outcome(what, check, plugins)
+            if isinstance(outcome, Finding):
+                findings.append(outcome)
+            else:
+                waiting = [*outcome, *waiting]
+    yield "", so_far()
+
+
+def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | list[Case]:
+    try:
+        # What hooks print and change is noticed where they are watched.
+        with foreign_code(relays=False), named("the run", *plugins, lets=(Broken, NotChecked)):
+            seen: str | list[Case] = check()
+    except NotChecked as error:
+        return Finding(name=name, status="skipped", reason=str(error))
+    except Broken as error:
+        hook, change = advice(name)
+        reason, hook = error.reason, hook if error.hook is None else error.hook
+    except WrongAnswer as error:
+        reason, change, hook = f"{error}.", "Return what bench/api.py says of it.", error.hook
+    except HookError as error:
+        reason, change, hook = f"{error}.", "Mend the error in this hook.", error.hook
+        if hook == "the run":
+            change, hook = "Make the plugin work in this run.", ""
+    else:
+        return Finding(name=name, status="passed", reason=seen) if isinstance(seen, str) else seen
+    return Finding(name=name, status="failed", reason=reason, change=change, hook=hook)
+
+
+def _examined(
+    registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any], fast: bool
+) -> Progress:
+    cases: Iterator[Case]
+    if kind == "defense":
+        cases = defense_cases(partial(registry.defense, name), settings, fast=fast)
+    else:
+        cases = attack_cases(partial(registry.attack, name), settings, fast=fast)
+    classes = [registry.get(kind, part).cls for part in name.split("+")]
+    return run_cases(kind, name, settings, cases, *classes)
+
+
+def check(
+    registry: Registry,
+    kind: PluginKind,
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    fast: bool = False,
+) -> Conformance:
+    """The conformance of one plugin with one setting.
+
+    fast: see `check_plugins`. Raises UserError for bad settings."""
+    *_, (_, conformance) = _examined(registry, kind, name, settings, fast)
+    return conformance
+
+
+def check_plugins(
+    target: str,
+    settings: Mapping[str, Any],
+    *,
+    fast: bool = False,
+    dataset: str | None = None,
+) -> Iterator[Conformance]:
+    """The conformance of every plugin that a name or file stands for, or of a model.
+
+    Args:
+        target: A name, FILE.py, or a model FILE.py:Net.
+        settings: Of the constructor.
+        fast: What takes longest is left out.
+        dataset: Of a model, on whose samples it is tried.
+
+    Raises:
+        UserError: For bad settings, or for those of a file that defines several plugins that do not
+            all have them.
+    """
+    for at, conformance, _ in progress(target, settings, fast=fast, dataset=dataset):
+        if not at:
+            yield conformance
+
+
+def progress(
+    target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None, skip: int = 0
+) -> Iterator[tuple[str, Conformance, int]]:
+    """As `run_cases`, of all plugins of `check_plugins` but for the first `skip`, with the number
+    of those that come after each."""
+    if models.is_named(target):
+        cases = model_cases(target, settings, dataset=dataset)
+        yield from ((*news, 0) for news in run_cases("model", target, settings, cases))
+        return
+    if dataset is not None:
+        raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
+    registry = discover((Path(target).resolve(),) if is_file(target) else ())
+    plugins = plugins_of(registry, target)
+    for number, (kind, name) in enumerate(plugins[skip:], start=skip + 1):
+        for news in _examined(registry, kind, name, settings, fast):
+            yield *news, len(plugins) - number
+
+
+def is_file(target: str) -> bool:
+    """Whether a target is a file, not a name."""
+    return target.endswith(".py") or Path(target).is_file()
+
+
+def plugins_of(registry: Registry, target: str) -> list[tuple[PluginKind, str]]:
+    """The plugins of a file, or those of a name (a defense may be a+b). Raises UserError for a
+    name that is not one, and for a plugin that is broken."""
+    if is_file(target):
+        return [(p.kind, p.name) for p in plugins_of_file(registry, Path(target))]
+    if plugins := [(kind, target) for kind in KINDS if (kind, target) in registry.usable]:
+        return plugins
+    if "+" not in target:
+        names = [*registry.names("defense"), *registry.names("attack"), "FILE.py"]
+        raise UserError(did_you_mean("plugin", target, names))
+    for part in target.split("+"):
+        registry.get("defense", part)
+    return [("defense", target)]
+
+
+def plugins_of_file(registry: Registry, path: Path) -> list[Plugin]:
+    """The plugins that a file brought. Raises UserError for one that is broken."""
+    origin = str(path.resolve())
+    for plugin in registry.broken:
+        if plugin.origin == origin:
+            raise UserError(f"'{plugin.name}' of {path} cannot be used: {plugin.broken}")
+    return [p for p in registry.usable.values() if p.origin == origin]
