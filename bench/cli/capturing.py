@@ -269,7 +269,7 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     values = {result.attack: result.means() for result in attacked}
     metrics = [m for m in _SHOWN if any(m in means for means in values.values())]
     for metric in metrics:
-        table.add_column(METRICS[metric].title, justify="right")
+        table.add_column(METRICS[metric].title.replace("_", " "), justify="right")
     if view.truth is not None:
         table.add_column("leakage", justify="right")
     for result in attacked:

@@ -48,12 +48,12 @@ METRICS: dict[str, Metric] = {
     "leacc": Metric(title="leacc"),
     "lnacc": Metric(title="LnAcc"),
     "irec": Metric(title="irec"),
-    "label_accuracy": Metric(title="label accuracy"),
-    "attribute_accuracy": Metric(title="attribute accuracy"),
+    "label_accuracy": Metric(title="label_accuracy"),
+    "attribute_accuracy": Metric(title="attribute_accuracy"),
     "recognised": Metric(title="recognised"),
     "exact": Metric(title="exact"),
-    "ssim_anyone": Metric(title="ssim anyone"),
-    "mse_anyone": Metric(title="mse anyone", sign=-1.0, most=math.inf, perfect=0.0),
+    "ssim_anyone": Metric(title="ssim_anyone"),
+    "mse_anyone": Metric(title="mse_anyone", sign=-1.0, most=math.inf, perfect=0.0),
 }
 """success: share of samples with SSIM > 0.9. attribute_accuracy: share of one-hot groups whose
 largest entry is right. recognised: share of images that are the nearest to their reconstruction
