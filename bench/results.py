@@ -19,7 +19,6 @@ from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
-from bench.records.submitted import standing
 from bench.report import frames, tables, text
 from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from torch import nn
-
-    from bench.harness.keys import Keys
 
 
 class RowFilter(TypedDict, total=False):
@@ -103,13 +100,8 @@ def run(
         tasks = [task.model_copy(update=own) for task in chosen_suite.tasks]
         chosen_suite = chosen_suite.model_copy(update={"tasks": tasks})
         jobs = 0 if jobs is None else jobs
-    env = launch.environment(
-        device=device,
-        data_dir=None if data_dir is None else Path(data_dir),
-        download=download,
-        plugins=_files(plugins),
-        here=executor == "local",
-    )
+    place, here = None if data_dir is None else Path(data_dir), executor == "local"
+    env = launch.environment(device, place, download, _files(plugins), here=here)
     plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
@@ -128,7 +120,7 @@ def run(
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     store.prepare()
     visible = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
-    with _progress(plan, keys, visible) as on_progress:
+    with _progress(plan, visible) as on_progress:
         runner.run(
             plan,
             store,
@@ -172,7 +164,7 @@ class Results:
     @property
     def standing(self) -> str:
         """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
-        return standing(self._files.verified)
+        return self._files.standing
 
     @property
     def failures(self) -> list[tuple[str, str]]:
@@ -425,9 +417,9 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
 
 
 @contextmanager
-def _progress(plan: Plan, keys: Keys, visible: bool) -> Iterator[runner.OnProgress]:
+def _progress(plan: Plan, visible: bool) -> Iterator[runner.OnProgress]:
     if not visible:
-        yield lambda progress: None
+        yield lambda report, label, cached: None
         return
     from bench.report.console import PlainConsole
 

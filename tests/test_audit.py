@@ -348,7 +348,7 @@ def test_a_draw_of_several_rounds_is_the_mean_over_its_releases() -> None:
 
     pair = NeighbourPair(
         name="p", channel="upload", units=frozenset({"record"}), what="", release=release,
-        parameters=3,
+        facts=Facts(parameters=3),
     )  # fmt: skip
     single, _ = pair.outputs(8, seed=0)
     grouped, _ = pair.outputs(2, seed=0, rounds=4)

@@ -233,9 +233,7 @@ def test_personal_accuracy_weighs_classes_as_the_clients_labels_do(
     play(run, rounds=3)
     if run.clients[2].own is not None:  # as one that never joined
         run.clients[2].own = run.clients[2].kept = None
-    found = evaluate(
-        run, test_x=digits.test_x, test_y=digits.test_y, aux_x=digits.aux_x, has_global=True
-    )
+    found = evaluate(run, digits, has_global=True)
     expected = [_by_hand(run, c, digits) for c in run.clients]
     assert found.personal_accuracies == pytest.approx(expected, rel=1e-9)
     assert found.personal_accuracy == pytest.approx(sum(expected) / 3, rel=1e-9)
@@ -251,15 +249,13 @@ def test_classes_without_test_samples_do_not_count(digits: Dataset) -> None:
     run.clients[0].y = torch.tensor([3] * 12 + [4] * 6 + [9] * 6)
     run.clients[1].y = torch.full((24,), 9)
     tested = digits.test_y < 9
-    found = evaluate(
-        run, test_x=digits.test_x[tested], test_y=digits.test_y[tested], aux_x=digits.aux_x,
-        has_global=False,
-    )  # fmt: skip
+    some = replace(digits, test_x=digits.test_x[tested], test_y=digits.test_y[tested])
+    found = evaluate(run, some, has_global=False)
     guess = run.network.apply(run.state, digits.test_x).argmax(dim=1)
     three, four = (
         float((guess == digits.test_y)[digits.test_y == c].double().mean()) for c in (3, 4)
     )
-    assert found.personal_accuracies == [pytest.approx((2 * three + four) / 3), None]
+    assert found.personal_accuracies == (pytest.approx((2 * three + four) / 3), None)
     assert found.personal_accuracy == found.personal_accuracies[0]
     assert found.correct is None
 

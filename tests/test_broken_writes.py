@@ -9,14 +9,13 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.errors import UserError
-from bench.harness.executors.task import Executor, Outcome, Task, guarded, outcome_of
+from bench.harness.executors.task import Executor, Outcomes, Task, guarded
 from bench.harness.keys import Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
@@ -51,10 +50,10 @@ def replaying(made: Store) -> Executor:
         kind: Any = "train" if isinstance(task.work, Training) else "attack"
         return made.read(kind, key)
 
-    def go(tasks: deque[Task]) -> Generator[Outcome]:
+    def go(tasks: deque[Task]) -> Outcomes:
         while tasks:
             task = tasks.popleft()
-            yield outcome_of(task, guarded(lambda task=task: copy(task)))  # type: ignore[arg-type,misc]
+            yield task, guarded(lambda task=task: copy(task))  # type: ignore[arg-type,misc]
 
     return go
 

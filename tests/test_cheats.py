@@ -398,13 +398,13 @@ def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ..
     for number in range(rounds):
         recorded = number in ATTACKED
         result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
-        declared.check_round(federation, result, 0.1, "recorded" if recorded else "training")
+        declared.check_round(federation, result, "recorded" if recorded else "training")
     fork = federation.fork("test")
     fork.buffers = fork.network.calibrate(fork.mean_weights(), digits.aux_x)
     fork.queues, fork.pinned = {c.id: torch.tensor([5]) for c in fork.clients[:2]}, True
     single = LocalWork(protocol="fedavg", batch=1, lr=0.1, local_steps=1, mode="eval")
     result = fork.play(single, ids[:2], observed=True)
-    declared.check_round(fork, result, 0.1, "of its own")
+    declared.check_round(fork, result, "of its own")
     return declared.reasons()
 
 
@@ -488,7 +488,7 @@ def test_clients_may_send_several_uploads_or_none(digits: Dataset) -> None:
     ids = [c.id for c in federation.clients]
     for _ in range(2):
         result = federation.play(work, ids, observed=True)
-        declared.check_round(federation, result, 0.1, "recorded")
+        declared.check_round(federation, result, "recorded")
     assert isinstance(declared.reasons(), tuple)
 
 
@@ -544,15 +544,13 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
         if attacked:
             fork = federation.fork("test", number)
             alone = fork.play(single, ids, observed=True)
-            declared.check_round(fork, alone, 0.1, "of its own")
+            declared.check_round(fork, alone, "of its own")
             assert not read_updates(fork.defense, alone, list(alone.trained))
         result = federation.play(work, ids, observed=attacked, watched=declared.watched(ids))
-        declared.check_round(federation, result, 0.1, "recorded" if attacked else "training")
+        declared.check_round(federation, result, "recorded" if attacked else "training")
         if not attacked:
             continue
-        views, left_out = recorded(
-            federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known={}
-        )
+        views, left_out = recorded(federation, result, settings, AS_TRAINED, {})
         assert views or left_out
         for seen, truth in views:
             joint = seen.clients == (SUM,)

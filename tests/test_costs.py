@@ -225,7 +225,7 @@ def test_plan_says_what_is_not_cached_would_take_and_writes_nothing(
     assert "epsilon=0.5" not in text
     assert "epsilon=0.5" in plan(*arguments, "--list")
     # What the folder holds costs nothing.
-    planned, keys = launch.planned(suites.load(str(suite)), {}, launch.environment(device="cpu"))
+    planned, keys = launch.planned(suites.load(str(suite)), {}, Environment(device="cpu"))
     for job in planned.trainings:
         none = NoResult(status="not_applicable", reason="", inputs=job)
         Store(out).write("train", keys.train(job), none)

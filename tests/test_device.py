@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -168,10 +168,8 @@ def trained(run: Run, device: torch.device) -> tuple[Federation, Any]:
     for _ in range(2):
         run.play(federation)
     data = run.digits
-    return federation, evaluate(
-        federation, test_x=data.test_x[:50], test_y=data.test_y[:50], aux_x=data.aux_x[:40],
-        has_global=True,
-    )  # fmt: skip
+    few = replace(data, test_x=data.test_x[:50], test_y=data.test_y[:50], aux_x=data.aux_x[:40])
+    return federation, evaluate(federation, few, has_global=True)
 
 
 def _alike(run: Run, device: torch.device, tmp_path: Path) -> None:
@@ -356,8 +354,8 @@ def test_the_second_device_refuses_what_a_gpu_refuses(second: torch.device) -> N
 
 
 @pytest.mark.parametrize(("module", "inner", "call"), [
-    (train, "_train", lambda: train.run_training(Mock())),
-    (attack, "not_applicable", lambda: attack.run_attack(Mock())),
+    (train, "_train", lambda: train.Training.__call__(Mock())),
+    (attack, "not_applicable", lambda: attack.Attacking.__call__(Mock())),
     (attacking, "discover", lambda: attacking.attack_view(Mock(), ["dlg"])),
 ])  # fmt: skip
 def test_convolutions_keep_all_bits_of_float32_wherever_work_begins(

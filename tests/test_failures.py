@@ -359,20 +359,20 @@ class Nothing:
 
 def test_workers_are_reused_and_everything_is_answered() -> None:
     tasks = deque(Task(id=i, label=str(i), work=Nothing()) for i in range(7))
-    outcomes = list(Workers(count=2, threads=1, timeout_s=60)(tasks))
-    assert sorted(o.task.id for o in outcomes) == list(range(7))
-    assert all(o.record.status == "not_applicable" for o in outcomes)
-    assert all(o.record.memory["host"] > 1e7 for o in outcomes)
+    outcomes = list(Workers(count=2, timeout_s=60)(tasks))
+    assert sorted(task.id for task, _ in outcomes) == list(range(7))
+    assert all(ended.record.status == "not_applicable" for _, ended in outcomes)
+    assert all(ended.record.memory["host"] > 1e7 for _, ended in outcomes)
 
 
 def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers(count=3, threads=1, timeout_s=60, gpus=("0", "GPU-5"))
+    workers = Workers(count=3, timeout_s=60, gpus=("0", "GPU-5"))
     found = [workers.surroundings(i) for i in range(3)]
     assert [f["CUDA_VISIBLE_DEVICES"] for f in found] == ["0", "GPU-5", "0"]
     assert [float(f["LEAKBENCH_GPU_SHARE"]) for f in found] == [0.5, 1.0, 0.5]
     monkeypatch.setenv("LEAKBENCH_GPU_SHARE", "0.5")
     assert float(workers.surroundings(2)["LEAKBENCH_GPU_SHARE"]) == 0.25
-    assert Workers(count=3, threads=1, timeout_s=60).surroundings(0) == {}
+    assert Workers(count=3, timeout_s=60).surroundings(0) == {}
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,7 @@ def test_quick_leaks_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
         trained = Training(job=job, env=env, artifacts=seen)()
         for cell in plan.by_training()[job]:
             place = seen / f"{cell.label}-{cell.checkpoint}"
-            record = Attacking(
-                cell=cell, env=env, trained=trained, observed=seen, artifacts=place
-            )()
+            record = Attacking(job=cell, env=env, trained=trained, observed=seen, artifacts=place)()
             applies = cell.attack != "analytic"  # LeNet does not begin with a linear layer
             assert record.status == ("done" if applies else "not_applicable")
             if cell.attack == "idlg" and cell.checkpoint == "init":

@@ -400,7 +400,7 @@ for place, job in enumerate(job for one in made for job in one.trainings):
     for cell in cells:
         if cell.train is job:
             work = Attacking(
-                cell=cell, env=env, trained=record, observed=folder, artifacts=folder / "out"
+                job=cell, env=env, trained=record, observed=folder, artifacts=folder / "out"
             )
             result, files = traced(work)
             print(json.dumps([result.status, job.defense, cell.attack, files]))

@@ -350,7 +350,7 @@ class SlowToPrepare(Quick):
 
 def outcomes_of(executor: Any, *work: Any) -> list[NoResult]:
     tasks = deque(Task(id=i, label=str(i), work=w) for i, w in enumerate(work))
-    found = {o.task.id: o.record for o in executor(tasks)}
+    found = {task.id: ended.record for task, ended in executor(tasks)}
     return [found[i] for i in sorted(found)]
 
 
@@ -375,10 +375,10 @@ def test_an_alarm_clock_that_somebody_uses_is_left_alone() -> None:
 
 def test_a_jobs_clock_starts_when_its_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports alone take longer than this limit."""
-    (found,) = outcomes_of(Workers(count=1, threads=1, timeout_s=2), SlowToPrepare())
+    (found,) = outcomes_of(Workers(count=1, timeout_s=2), SlowToPrepare())
     assert found.status == "not_applicable"
     monkeypatch.setattr(local, "READY_S", 1.0)
-    (found,) = outcomes_of(Workers(count=1, threads=1, timeout_s=60), SlowToPrepare())
+    (found,) = outcomes_of(Workers(count=1, timeout_s=60), SlowToPrepare())
     assert (found.status, found.reason) == (
         "failed",
         "its worker was not ready within 1 s: imports take too long",

@@ -55,9 +55,7 @@ def recorded_round(
     play_round(federation, work)
     result = play_round(federation, work)
     known = {"name": "test", "settings": {}}
-    return recorded(
-        federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known=known
-    )
+    return recorded(federation, result, settings, AS_TRAINED, known)
 
 
 # --- which rounds and which samples -----------------------------------------------------------
@@ -157,9 +155,7 @@ def test_clients_that_do_unlike_work_are_views_of_their_own(digits: Dataset) -> 
         client.x, client.y = client.x[:size], client.y[:size]
     result = play_round(federation, work)
     settings = ProtocolSettings(name="fedavg", clients=4, local_steps=2, batch=8)
-    views, left_out = recorded(
-        federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known={}
-    )
+    views, left_out = recorded(federation, result, settings, AS_TRAINED, {})
     assert not left_out
     assert [(v.clients, tuple(t.y.shape)) for v, t in views] == [
         (("client-0", "client-2"), (2, 5)), (("client-1",), (1, 16)), (("client-3",), (1, 3)),
@@ -174,9 +170,7 @@ def test_a_round_of_too_many_bytes_says_how_many(digits: Dataset) -> None:
     assert result.wire.logged > 10
     result.wire.logged = 3 * 10**9
     settings = ProtocolSettings(name="fedavg", clients=4, local_steps=3, batch=4)
-    found = recorded(
-        federation, result, protocol=settings, threat=AS_TRAINED, buffers={}, defense_known={}
-    )
+    found = recorded(federation, result, settings, AS_TRAINED, {})
     assert found == ([], ["a round holds 3 GB of messages, of which at most 1 are kept"])
 
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from bench.cli import plugins, runs, verifying
 from bench.errors import UserError
-from bench.harness.runner import cell_label
+from bench.harness.runner import label_of
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
 from bench.records.submitted import read_verified, verified_beside
 from bench.report.files import Files
@@ -641,7 +641,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
 ) -> None:
     copy = copied(workshop, tmp_path)
     folder = submit_mine(copy, tmp_path / "subs")
-    labels = [cell_label(c.job) for c in sample(open_folder(folder), count=2, seed=0)]
+    labels = [label_of(c.job) for c in sample(open_folder(folder), count=2, seed=0)]
     statuses = [
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels

@@ -29,7 +29,7 @@ from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
 from bench.records import read_json
 from bench.registry import discover, judge
-from bench.sandbox.rehearsal import attack_context
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
@@ -210,23 +210,19 @@ def attack_view(
     unlike, results = None, []
     if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
         unlike = unexplained(view.seen, view.truth, network=network, defense=defense, device=device)
+    place = (view.name, device, str(id(view)))
+    shared = SharedWork(observation=place, seed=seed, stream=("view", view.name))
     for number, (name, attack) in enumerate(attacks.items()):
         tell(name, number, len(attacks))
-        ctx = attack_context(
-            view.seen,
+        rehearsals = Rehearsals(
+            seen=view.seen,
             network=network,
             defense=defense,
-            public=view.public,
             # Each draws from a stream of its own, whatever runs beside it.
             rng=generator(seed, "attack", name, view.name),
             device=torch.device(device),
-            budget=budget,
-            shared=SharedWork(
-                observation=(view.name, device, str(id(view))),
-                seed=seed,
-                stream=("view", view.name),
-            ),
         )
+        ctx = rehearsals.context(view.public, budget=budget, shared=shared)
         blank = Attacked(attack=name, view=view, floors=lowest, unexplained=unlike)
         try:
             results.append(_run_attack(blank, attack, ctx))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from bench.contract.defense import Defense
     from bench.harness.environment import Environment
     from bench.harness.keys import Keys
     from bench.harness.plan import Plan
@@ -167,9 +166,7 @@ def chosen_environment(
     from bench.harness import launch
 
     announce(plugins or ())
-    return launch.environment(
-        device=device, data_dir=data_dir, download=download, plugins=plugins or (), here=here
-    )
+    return launch.environment(device, data_dir, download, plugins or (), here=here)
 
 
 def check_loss(loss: float) -> None:
@@ -200,12 +197,7 @@ def planned(
 
     chosen = suites.read_suite(suite, overrides or ())
     announce(f for f in (models.file_of(task.model) for task in chosen.tasks) if f)
-    return launch.planned(
-        chosen,
-        suites.parse_pairs(only or (), "--only"),
-        env,
-        shard,
-    )
+    return launch.planned(chosen, suites.parse_pairs(only or (), "--only"), env, shard)
 
 
 def registry_of(plugins: list[Path] | None) -> Registry:
@@ -214,13 +206,6 @@ def registry_of(plugins: list[Path] | None) -> Registry:
 
     announce(plugins or ())
     return discover(tuple(p.resolve() for p in plugins or ()))
-
-
-def setting_of(defense: str, pairs: list[str] | None, plugins: list[Path] | None) -> Defense:
-    """A defense, or a+b, with the settings of --set."""
-    from bench import suite
-
-    return registry_of(plugins).defense(defense, suite.parse_pairs(pairs or (), "--set"))
 
 
 def values_over(over: str) -> tuple[str, list[str]]:

@@ -149,12 +149,14 @@ def audit(
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
     that fails ends it with exit code 1."""
     with options.plain_errors():
+        from bench import suite
         from bench.records import to_json
         from bench.report import accounts
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
-        built = options.setting_of(defense, set_, plugin)
+        settings = suite.parse_pairs(set_ or (), "--set")
+        built = options.registry_of(plugin).defense(defense, settings)
         document = {"defense": defense, "variant": built.variant}
         try:
             result = audit_of(

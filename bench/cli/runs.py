@@ -244,16 +244,7 @@ def run(
             cell_cpus=cell_cpus,
             cell_gpus=cell_gpus,
         )
-        report = carry_out(
-            plan,
-            keys,
-            store,
-            chosen,
-            command=recorded(sys.argv[1:]),
-            fresh=fresh,
-            details=details,
-            loss=loss,
-        )
+        report = carry_out(plan, keys, store, chosen, fresh=fresh, details=details, loss=loss)
     if report.failures:
         raise typer.Exit(1)
 
@@ -264,7 +255,6 @@ def carry_out(
     store: Store,
     executor: Executor,
     *,
-    command: list[str],
     fresh: bool = False,
     show: bool = True,
     details: bool = False,
@@ -281,7 +271,7 @@ def carry_out(
                 keys,
                 executor=executor,
                 fresh=fresh,
-                command=command,
+                command=recorded(sys.argv[1:]),
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
@@ -309,7 +299,7 @@ def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Re
     store = launch.store_of(plan, folder)
     store.prepare()
     executor = launch.executor_of(plan, keys, "local", jobs=jobs)
-    return carry_out(plan, keys, store, executor, command=recorded(sys.argv[1:]), show=False)
+    return carry_out(plan, keys, store, executor, show=False)
 
 
 def recorded(arguments: list[str]) -> list[str]:

@@ -61,7 +61,7 @@ def verify(
     with options.plain_errors():
         from bench.errors import UserError
         from bench.harness.environment import versions
-        from bench.harness.runner import cell_label, label_of
+        from bench.harness.runner import label_of
         from bench.records.submitted import digest_of
         from bench.submission import staged, verification
         from bench.submission.documents import marks_of
@@ -104,7 +104,7 @@ def verify(
             f"{counted(len(cells), 'attack')}."
         )
         # Drawn whole, a training is one line here and below, with all attacks on it.
-        of_training = {cell_label(c.job): label_of(c.job.train) for c in cells}
+        of_training = {label_of(c.job): label_of(c.job.train) for c in cells}
         lines = {} if trainings is None else of_training
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")

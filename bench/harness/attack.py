@@ -19,11 +19,10 @@ from torch import Tensor
 from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.harness.cascade import Earlier, is_separable, of_victims, spare
-from bench.harness.environment import needed_by, not_applicable, versions
+from bench.harness.environment import not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
 from bench.metrics.answers import answer_of, checked, tensors_of
-from bench.names import PluginKind
 from bench.protocols.export import PUBLIC, TRUTH, load_seen, save_tensors
 from bench.records import (
     RECONSTRUCTION,
@@ -32,14 +31,13 @@ from bench.records import (
     AttackRecord,
     DoubledRun,
     NoResult,
-    TrainJob,
     TrainOutcome,
     TrainRecord,
     check_kept,
     sound_text,
 )
 from bench.registry import judge
-from bench.sandbox.rehearsal import attack_context
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
 
@@ -58,28 +56,19 @@ class Attacking(Work):
     """One attack, as executors carry it out; it leaves its answer.
 
     Attributes:
-        cell: The attack.
         trained: What became of its training.
         observed: The training's artifact folder.
         earlier: Column, record and artifact folder of the attacks that it goes after.
         followed: Whether another attack goes after it.
     """
 
-    cell: AttackJob
+    job: AttackJob
     trained: TrainOutcome
     observed: Path
     earlier: tuple[tuple[str, AttackRecord, Path], ...] = ()
     followed: bool = False
 
     needs_data = False
-
-    @property
-    def training(self) -> TrainJob:
-        return self.cell.train
-
-    @property
-    def needed(self) -> frozenset[tuple[PluginKind, str]]:
-        return needed_by(self.cell)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -92,8 +81,29 @@ class Attacking(Work):
         earlier = tuple((label, record, places[p]) for label, record, p in self.earlier)
         return replace(self, observed=places[self.observed], earlier=earlier)
 
+    @whole_float32()
     def __call__(self) -> AttackOutcome:
-        return run_attack(self)
+        """Attack one observation; see `docs/records.md` for the record, which has no scores yet.
+
+        One that spends gradient evaluations on images of the reference defense, and does not
+        explain what was seen, runs a second time at twice its budget: whether it had converged. The
+        record's other figures, `seconds` included, are those of the first run.
+        """
+        cell, trained = self.job, self.trained
+        if trained.status != "done":
+            return not_applicable(f"the training is {trained.status}: {trained.reason}")
+        look = trained.observations[cell.checkpoint][cell.threat.name]
+        if look.status != "done":
+            return not_applicable(str(look.reason))
+        records = []
+        for number, stem in enumerate(look.stems):
+            record = _attack_view(self, trained, stem, number, alone=not look.views)
+            if isinstance(record, NoResult):
+                return record
+            records.append(record)
+        record = joined_views(records) if look.views else records[0]
+        notes = record.notes if look.reason is None else (*record.notes, look.reason)
+        return replace(record, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,31 +148,6 @@ class Answer:
         )
 
 
-@whole_float32()
-def run_attack(work: Attacking) -> AttackOutcome:
-    """Attack one observation; see `docs/records.md` for the record, which has no scores yet.
-
-    One that spends gradient evaluations on images of the reference defense, and does not explain
-    what was seen, runs a second time at twice its budget: whether it had converged. The record's
-    other figures, `seconds` included, are those of the first run.
-    """
-    cell, trained = work.cell, work.trained
-    if trained.status != "done":
-        return not_applicable(f"the training is {trained.status}: {trained.reason}")
-    look = trained.observations[cell.checkpoint][cell.threat.name]
-    if look.status != "done":
-        return not_applicable(str(look.reason))
-    records = []
-    for number, stem in enumerate(look.stems):
-        record = _attack_view(work, trained, stem, number, alone=not look.views)
-        if isinstance(record, NoResult):
-            return record
-        records.append(record)
-    record = joined_views(records) if look.views else records[0]
-    notes = record.notes if look.reason is None else (*record.notes, look.reason)
-    return replace(record, notes=notes)
-
-
 def _attack_view(
     work: Attacking, trained: TrainRecord, stem: str, number: int, *, alone: bool
 ) -> AttackRecord | NoResult:
@@ -173,7 +158,7 @@ def _attack_view(
         number: Its number among the views.
         alone: Whether there is one view, not one of several of recorded rounds.
     """
-    cell, env = work.cell, work.env
+    cell, env = work.job, work.env
     began = time.perf_counter()
     plugins = work.registry()
     attack = plugins.attack(cell.attack, cell.settings)
@@ -186,7 +171,8 @@ def _attack_view(
     reason = attack.applies(seen)
     if reason is not None:
         return not_applicable(reason)
-    public = load_public(work.observed, cell.threat.aux)
+    granted = load_file(work.observed / f"{PUBLIC}.safetensors")
+    public = granted["x"][: cell.threat.aux], granted["y"][: cell.threat.aux]
     earlier = [_load_earlier(*before, number) for before in work.earlier]
     spared = spare(earlier, everything, defense)
     left, victims = spared.left, len(everything.clients)
@@ -203,18 +189,16 @@ def _attack_view(
     task = cell.train.task
 
     def context(seen: Seen, budget: int, shared: SharedWork | None = None) -> Context:
-        return attack_context(
-            seen,
+        rehearsals = Rehearsals(
+            seen=seen,
             network=models.build(
                 task.model, shape=shape[2:], classes=classes, settings=task.model_settings
             ),
             defense=defense,
-            public=public,
             rng=generator(cell.train.seed, "attack", cell.label, *stream),
             device=torch.device(env.device),
-            budget=budget,
-            shared=shared,
         )
+        return rehearsals.context(public, budget=budget, shared=shared)
 
     def answered(attack: Attack, seen: Seen, budget: int) -> Reconstruction:
         """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
@@ -308,13 +292,6 @@ def joined_views(records: Sequence[AttackRecord]) -> AttackRecord:
         doubled=doubled,
         views=tuple(r.victims for r in records),
     )
-
-
-def load_public(observed: Path, count: int | None) -> tuple[Tensor, Tensor]:
-    """The public samples that a training's attackers are granted, the first `count` of them, and
-    their labels."""
-    tensors = load_file(observed / f"{PUBLIC}.safetensors")
-    return tensors["x"][:count], tensors["y"][:count]
 
 
 def _load_earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:

@@ -96,7 +96,7 @@ def finished(folder: Path) -> dict[str, Cost | None]:
             job = trainings[key] = record.inputs
             steps, protocol = record.facts.local_steps, job.protocol
             work = float(max(1, record.rounds_played) * protocol.participants * steps)
-            costs[key] = _cost(record, job, record.seconds, work)
+            costs[key] = _cost(record, job, work)
     for key in store.keys("attack"):
         outcome = store.read("attack", key, lenient=True)
         if settled(outcome):
@@ -106,17 +106,14 @@ def finished(folder: Path) -> dict[str, Cost | None]:
             if outcome.inputs.threat in {t.name for t in train.threats}:
                 attack = outcome.inputs.on(train)
                 work = attack.budget * threat_size(attack) if outcome.gradient_evaluations else 0
-                seconds = outcome.seconds + (outcome.doubled.seconds if outcome.doubled else 0.0)
-                costs[key] = _cost(outcome, attack, seconds, work)
+                costs[key] = _cost(outcome, attack, work)
     return costs
 
 
-def _cost(
-    record: TrainRecord | AttackRecord,
-    job: TrainJob | AttackJob,
-    seconds: float,
-    work: float,
-) -> Cost:
+def _cost(record: TrainRecord | AttackRecord, job: TrainJob | AttackJob, work: float) -> Cost:
+    """Return what a finished job took. work: 0 where its time follows from no such number."""
+    again = record.doubled if isinstance(record, AttackRecord) else None
+    seconds = record.seconds + (again.seconds if again else 0.0)
     group, per_unit = group_of(job, record.device), seconds / (work or 1)
     n_bytes = len(to_json(record)) + sum((record.files or {}).values())
     peaks = record.memory.get("host"), record.memory.get("device")

@@ -106,6 +106,11 @@ class Code:
         top = module.partition(".")[0]
         return Sources({*self._packages, top}).reached(module, folder=folder)
 
+    def of_plan(self, plan: Plan) -> dict[str, str]:
+        """Return the hashes of all code that decides the plan's figures, by what it belongs to."""
+        defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
+        return self.of(defenses | {("attack", c.attack) for c in plan.cells})
+
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Return the hashes of leakbench and of the plugins (kind, name), by name."""
         hashes = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
@@ -130,7 +135,7 @@ class Keys:
 
     def __init__(self, registry: Registry, env: Environment) -> None:
         self.registry, self.env = registry, env
-        self._code = Code(registry)
+        self.code = Code(registry)
         self._files: dict[str, str] = {}
         self._loaders: dict[str, str | None] = {}
         self._trainings: dict[TrainJob, str] = {}
@@ -140,10 +145,10 @@ class Keys:
         if job not in self._trainings:
             inputs = {
                 "schema": SCHEMA,
-                "code": self._code.training,
-                "plugin": self._code.plugin("defense", job.defense),
+                "code": self.code.training,
+                "plugin": self.code.plugin("defense", job.defense),
                 "device": self.env.device.split(":")[0],
-                "model": self._code.model(job.task.model),
+                "model": self.code.model(job.task.model),
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
             }
@@ -159,25 +164,16 @@ class Keys:
         return key_of(
             {
                 "train": self.train(cell.train),
-                "code": self._code.attacking,
-                "plugin": self._code.plugin("attack", cell.attack),
+                "code": self.code.attacking,
+                "plugin": self.code.plugin("attack", cell.attack),
                 **cell.inputs(),
                 **earlier,
             }
         )
 
-    @property
-    def scoring(self) -> str:
-        """Hash of the code that scores answers."""
-        return self._code.scoring
-
-    def code(self, plan: Plan) -> dict[str, str]:
-        """Hashes of all code that decides the plan's figures, by what it belongs to."""
-        return self._code.of(plugins_of(plan))
-
     def _loader(self, dataset: str) -> str | None:
         if dataset not in self._loaders:
-            self._loaders[dataset] = self._code.dataset(dataset)
+            self._loaders[dataset] = self.code.dataset(dataset)
         return self._loaders[dataset]
 
     def _fingerprint(self, dataset: str) -> str:
@@ -191,12 +187,6 @@ class Keys:
             facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
             self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
         return self._files[dataset]
-
-
-def plugins_of(plan: Plan) -> set[tuple[PluginKind, str]]:
-    """Kind and name of every defense and attack of the plan."""
-    defenses: set[tuple[PluginKind, str]] = {("defense", j.defense) for j in plan.trainings}
-    return defenses | {("attack", c.attack) for c in plan.cells}
 
 
 def _placeless(digests: Mapping[str, str], root: str) -> dict[str, str]:

@@ -28,12 +28,7 @@ _LEAST_MEMORY, _MOST_MEMORY = 0.1, 1_000_000
 
 
 def environment(
-    *,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    download: bool = False,
-    plugins: Sequence[Path] = (),
-    here: bool = True,
+    device: str, data_dir: Path | None, download: bool, plugins: Sequence[Path], *, here: bool
 ) -> Environment:
     """Return where jobs run.
 
@@ -189,7 +184,7 @@ def executor_of(
         gpus=gpus,
         timeout_s=plan.suite.timeout_s,
         env=keys.env,
-        code=keys.code(plan),
+        code=keys.code.of_plan(plan),
     )
 
 
@@ -228,7 +223,6 @@ def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = 
         return partial(run_here, timeout_s=plan.suite.timeout_s)
     return Workers(
         count=workers,
-        threads=1,
         timeout_s=plan.suite.timeout_s,
         memory=share_of(workers) if memory is None else int(memory * 1e9),
         gpus=_gpus() if env.device == "cuda" else (),

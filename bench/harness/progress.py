@@ -40,7 +40,7 @@ def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
     from rich import progress as bars
     from rich.table import Column
 
-    began, ran = time.monotonic(), 0
+    began = time.monotonic()
     end: float | None = None
 
     def words() -> str:
@@ -73,20 +73,16 @@ def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
     with view:
         bar = view.add_task("", total=total, suite=plan.suite.name, failed=0, label="starting")
 
-        def on_progress(progress: runner.Progress) -> None:
-            nonlocal tenth, printed, ran, end
-            now = time.monotonic()
-            ran += not progress.cached
-            if ran:
-                end = now + (progress.total - progress.done) * (now - began) / ran
-            view.update(bar, completed=progress.done, failed=progress.failed, label=progress.label)
-            reached = 10 * progress.done // progress.total
+        def on_progress(report: runner.Report, label: str, cached: bool) -> None:
+            nonlocal tenth, printed, end
+            now, done, failed = time.monotonic(), report.done, len(report.failures)
+            if report.ran:
+                end = now + (total - done) * (now - began) / report.ran
+            view.update(bar, completed=done, failed=failed, label=label)
+            reached = 10 * done // total
             if not console.is_terminal and (reached > tenth or now - printed > _SILENCE_S):
                 tenth, printed = reached, now
-                ending = f", {words()}" if words() and progress.done < progress.total else ""
-                console.print(
-                    f"{progress.done} of {progress.total} done, {progress.failed} failed{ending}",
-                    highlight=False,
-                )
+                ending = f", {words()}" if words() and done < total else ""
+                console.print(f"{done} of {total} done, {failed} failed{ending}", highlight=False)
 
         yield on_progress

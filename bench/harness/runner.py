@@ -31,7 +31,6 @@ from bench.harness.executors.task import (
     SCORES,
     TRAININGS,
     Executor,
-    Outcome,
     Task,
 )
 from bench.harness.keys import Keys
@@ -60,47 +59,35 @@ from bench.records import (
 from bench.registry import Registry
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a live view shows after each finished job.
-
-    Attributes:
-        total: Jobs of the plan.
-        done: Those that ended, or were finished before.
-        failed: Of these, those that failed or ran out of time.
-        label: The last one's.
-        job: The last one.
-        cached: Whether it was finished before.
-    """
-
-    total: int
-    done: int
-    failed: int
-    label: str
-    job: TrainJob | AttackJob
-    cached: bool
-
-
-OnProgress = Callable[[Progress], None]
-KINDS = (TRAININGS, ATTACKS, SCORES)
-"""The kinds of jobs, each of which follows from those before."""
-
-
 @dataclass(kw_only=True)
 class Report:
     """Counts of a run.
 
     Attributes:
+        total: Jobs of the plan.
         ran: Jobs that were run.
         cached: Those that were finished before.
         failures: (label, reason) of failed and timed-out jobs.
         remade: What was wrong with files of finished jobs, which were run again for it.
     """
 
+    total: int
     ran: int = 0
     cached: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
     remade: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """Jobs that ended, or were finished before."""
+        return self.ran + self.cached
+
+
+OnProgress = Callable[[Report, str, bool], None]
+"""Is told the counts so far after each finished job, its label, and whether it was finished
+before."""
+KINDS = (TRAININGS, ATTACKS, SCORES)
+"""The kinds of jobs, each of which follows from those before."""
 
 
 def check(plan: Plan, registry: Registry, env: Environment) -> None:
@@ -181,17 +168,14 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
             raise UserError(f"{place}: {job.task.dataset}: {error}") from error
 
 
-def label_of(job: TrainJob) -> str:
-    """Return how errors and progress call a training: fedavg/digits/lenet/spm(epsilon=1.5)/seed
-    0."""
+def label_of(job: TrainJob | AttackJob) -> str:
+    """Return how errors and progress call a training, fedavg/digits/lenet/spm(epsilon=1.5)/seed 0,
+    or an attack on it, ... dlg at final."""
+    if isinstance(job, AttackJob):
+        return f"{label_of(job.train)} {job.label} at {job.checkpoint}"
     settings = ",".join(f"{k}={v}" for k, v in job.settings.items())
     task = f"{job.protocol.name}/{job.task.dataset}/{job.task.model}"
     return f"{task}/{job.defense}({settings})/seed {job.seed}"
-
-
-def cell_label(cell: AttackJob) -> str:
-    """The same of an attack: ... dlg at final."""
-    return f"{label_of(cell.train)} {cell.label} at {cell.checkpoint}"
 
 
 def run(
@@ -202,7 +186,7 @@ def run(
     executor: Executor,
     fresh: bool = False,
     command: Sequence[str] = (),
-    on_progress: OnProgress = lambda progress: None,
+    on_progress: OnProgress = lambda report, label, cached: None,
     kinds: Collection[str] = KINDS,
 ) -> Report:
     """Make every missing record while holding the folder, each training's attacks as soon as it is
@@ -232,15 +216,15 @@ def run(
         store.hold(planned)  # what contradicts it is made anew
         going = _Run(plan, store, keys, fresh=fresh, on_progress=on_progress, kinds=kinds)
         with closing(executor(going.queue)) as outcomes:
-            for outcome in outcomes:
-                if outcome.no_space:
+            for task, ended in outcomes:
+                if ended.no_space:
                     raise UserError(
-                        f"{store.folder}: {outcome.task.label} could not write its files "
-                        f"({outcome.record.reason}). What is finished is kept; make room and run "
+                        f"{store.folder}: {task.label} could not write its files "
+                        f"({ended.record.reason}). What is finished is kept; make room and run "
                         "the same command to go on."
                     )
                 with _report_failed_writes(store):
-                    going.take(outcome)
+                    going.take(task, ended.record)
     return going.report
 
 
@@ -273,11 +257,9 @@ class _Run:
         kinds: Collection[str],
     ) -> None:
         self.store, self.keys, self.on_progress, self.kinds = store, keys, on_progress, kinds
-        self.total = len(plan.trainings) + len(plan.cells)
-        self.report = Report()
+        self.report = Report(total=len(plan.trainings) + len(plan.cells))
         self.queue: deque[Task] = deque()
         self.numbers = count()
-        self.jobs: dict[int, TrainJob | AttackJob] = {}
         self.cells = plan.by_training()
         self.followed = {earlier for cell in plan.cells for earlier in cell.after}
         self.answered: set[AttackJob] = set()
@@ -331,15 +313,15 @@ class _Run:
 
     def _is_unscored(self, record: AttackOutcome | None) -> bool:
         """Return whether an answer is still to be scored by the present code."""
-        return isinstance(record, AttackRecord) and record.scoring != self.keys.scoring
+        return isinstance(record, AttackRecord) and record.scoring != self.keys.code.scoring
 
     def _is_ready(self, cell: AttackJob) -> bool:
         """Return whether all attacks that go before it have answered."""
         return self.answered.issuperset(cell.after)
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, task: Task, record: TrainOutcome | AttackOutcome) -> None:
         """Keep what a task left, and queue what it was needed for."""
-        job, record = self.jobs.pop(outcome.task.id), outcome.record
+        job = task.work.job
         if isinstance(job, TrainJob):
             assert not isinstance(record, AttackRecord)
             self.store.keep("train", self.keys.train(job), replace(record, inputs=job))
@@ -350,9 +332,9 @@ class _Run:
         assert not isinstance(record, TrainRecord)
         key = self.keys.attack(job)
         record = replace(record, inputs=AttackInputs.of(job), train=self.keys.train(job.train))
-        if isinstance(outcome.task.work, Scoring):
+        if isinstance(task.work, Scoring):
             if isinstance(record, AttackRecord):
-                record = replace(record, scoring=self.keys.scoring)
+                record = replace(record, scoring=self.keys.code.scoring)
             self.store.keep_scored(key, record)
             self._advance(job, record, cached=False)
             return
@@ -373,29 +355,28 @@ class _Run:
         self._advance(job, record, cached=False)
 
     def _training(self, job: TrainJob) -> Task:
-        key = self.keys.train(job)
-        work = Training(job=job, env=self._environment(job), artifacts=self.store.scratch(key))
-        return self._number(job, label_of(job), work, key, f"{TRAININGS} {job.defense}")
+        place = self.store.scratch(self.keys.train(job))
+        work = Training(job=job, env=self._environment(job), artifacts=place)
+        return self._task(work, f"{TRAININGS} {job.defense}")
 
     def _attack(self, cell: AttackJob, trained: TrainOutcome) -> Task:
-        key = self.keys.train(cell.train)
         work = Attacking(
-            cell=cell,
+            job=cell,
             env=self._environment(cell),
             trained=trained,
-            observed=self.store.artifacts(key),
+            observed=self.store.artifacts(self.keys.train(cell.train)),
             artifacts=self.store.scratch(self.keys.attack(cell)),
             earlier=tuple(self._earlier_answers(cell)),
             followed=cell in self.followed,
         )
-        return self._number(cell, cell_label(cell), work, key, f"{ATTACKS} {cell.train.defense}")
+        return self._task(work, f"{ATTACKS} {cell.train.defense}")
 
     def _scoring(self, cell: AttackJob, trained: TrainOutcome, record: Any) -> Task:
         """The score of an answer."""
         assert isinstance(trained, TrainRecord)
         key = self.keys.attack(cell)
         work = Scoring(
-            cell=cell,
+            job=cell,
             env=replace(self.keys.env, plugins=()),
             trained=trained,
             record=record,
@@ -403,7 +384,7 @@ class _Run:
             answers=self.store.artifacts(key),
             artifacts=self.store.scratch(key),
         )
-        return self._number(cell, cell_label(cell), work, self.keys.train(cell.train), SCORES)
+        return self._task(work, SCORES)
 
     def _environment(self, job: TrainJob | AttackJob) -> Environment:
         """Return where a job runs, with the plugin files that it needs."""
@@ -419,35 +400,18 @@ class _Run:
             if isinstance(record, AttackRecord):
                 yield before.label, record, self.store.artifacts(key)
 
-    def _number(
-        self, job: TrainJob | AttackJob, label: str, work: Work, group: str, room: str
-    ) -> Task:
-        task = Task(id=next(self.numbers), label=label, work=work, group=group, room=room)
-        self.jobs[task.id] = job
-        return task
+    def _task(self, work: Work, room: str) -> Task:
+        label, group = label_of(work.job), self.keys.train(work.training)
+        return Task(id=next(self.numbers), label=label, work=work, group=group, room=room)
 
     def _advance(
-        self,
-        job: TrainJob | AttackJob,
-        record: TrainOutcome | AttackOutcome,
-        *,
-        cached: bool,
+        self, job: TrainJob | AttackJob, record: TrainOutcome | AttackOutcome, *, cached: bool
     ) -> None:
-        report = self.report
+        report, label = self.report, label_of(job)
         report.ran += not cached
-        label = label_of(job) if isinstance(job, TrainJob) else cell_label(job)
         if not settled(record):
             report.failures.append((label, f"{record.status}: {record.reason}"))
-        self.on_progress(
-            Progress(
-                total=self.total,
-                done=report.ran + report.cached,
-                failed=len(report.failures),
-                label=label,
-                job=job,
-                cached=cached,
-            )
-        )
+        self.on_progress(report, label, cached)
 
 
 def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
@@ -465,5 +429,5 @@ def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
         device=keys.env.device,
         versions=versions(),
         plugins=tuple(str(p) for p in keys.env.plugins),
-        code=keys.code(plan),
+        code=keys.code.of_plan(plan),
     )

@@ -17,8 +17,9 @@ from bench.harness.work import Work
 from bench.metrics.floors import floors
 from bench.metrics.recognise import Gallery
 from bench.metrics.score import of_anyone, score
+from bench.names import PluginKind
 from bench.protocols.export import TRUTH, load_truth, save_tensors
-from bench.records import RECONSTRUCTION, AttackJob, AttackRecord, TrainJob, TrainRecord, check_kept
+from bench.records import RECONSTRUCTION, AttackJob, AttackRecord, TrainRecord, check_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +28,21 @@ class Scoring(Work):
     beside the truth.
 
     Attributes:
-        cell: The attack.
         trained: Its training's record.
         record: The attack's own, without scores.
         observed: The training's artifact folder, which holds the truth.
         answers: The attack's.
     """
 
-    cell: AttackJob
+    job: AttackJob
     trained: TrainRecord
     record: AttackRecord
     observed: Path
     answers: Path
 
     @property
-    def training(self) -> TrainJob:
-        return self.cell.train
+    def needed(self) -> frozenset[tuple[PluginKind, str]]:
+        return frozenset()
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -56,7 +56,7 @@ class Scoring(Work):
 
     def __call__(self) -> AttackRecord:
         """Return the record with scores and baselines."""
-        look = self.trained.observations[self.cell.checkpoint][self.cell.threat.name]
+        look = self.trained.observations[self.job.checkpoint][self.job.threat.name]
         dataset = self.data()
         values, doubled, lowest = [], [], []
         images, truths, failed = [], [], 0
@@ -64,7 +64,7 @@ class Scoring(Work):
             answer = Answer.load(Answer.path(self.answers, number))
             name = f"{stem}{TRUTH}"
             check_kept(self.observed, self.trained, name)
-            truth = truth_of(self.cell, dataset, self.observed / name)
+            truth = truth_of(self.job, dataset, self.observed / name)
             scores = score(answer.first, **truth)
             if scores.images is not None:
                 images.append(scores.images)
@@ -73,7 +73,7 @@ class Scoring(Work):
             values.append(scores.values)
             longer = answer.doubled
             doubled.append(scores.values if longer is None else score(longer, **truth).values)
-            lowest.append(floors_of(self.cell, dataset, truth))
+            lowest.append(floors_of(self.job, dataset, truth))
             truths.append(truth["x"])
             failed += scores.failed
         if len(images) == len(truths) and len({image.shape[1:] for image in images}) == 1:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +22,12 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.errors import UnfitError, UserError
 from bench.harness.environment import (
-    needed_by,
     network_of,
     not_applicable,
     shares_of,
     versions,
 )
 from bench.harness.work import Work
-from bench.names import PluginKind
-from bench.privacy.entry import Entry
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, Utility, evaluate
 from bench.protocols.export import (
@@ -83,33 +79,17 @@ value that is not finite."""
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Work):
-    """One training, as executors carry it out; it leaves what the server saw, and the truth.
-
-    Attributes:
-        job: The training.
-    """
+    """One training, as executors carry it out; it leaves what the server saw, and the truth."""
 
     job: TrainJob
 
-    @property
-    def training(self) -> TrainJob:
-        return self.job
-
-    @property
-    def needed(self) -> frozenset[tuple[PluginKind, str]]:
-        return needed_by(self.job)
-
+    @whole_float32()
     def __call__(self) -> TrainOutcome:
-        return run_training(self)
-
-
-@whole_float32()
-def run_training(work: Training) -> TrainOutcome:
-    """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
-    try:
-        return _train(work)
-    except UnfitError as error:
-        return not_applicable(str(error).rstrip("."))
+        """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
+        try:
+            return _train(self)
+        except UnfitError as error:
+            return not_applicable(str(error).rstrip("."))
 
 
 def _train(work: Training) -> TrainOutcome:
@@ -138,8 +118,7 @@ def _train(work: Training) -> TrainOutcome:
     )
     observations: dict[str, dict[str, Observation]] = {}
     declared = MessageCheck(defense, job.seed, protocol.batch, federation.clients)
-    release = partial(_release, federation, job, dataset, work.artifacts, declared)
-    recorder = Recorder(job, work.artifacts, declared)
+    recorder = Recorder(work, federation, dataset, declared)
     own = [t for t in job.threats if not t.recorded]
     places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints if c != TRAINING}
     measured = set(evenly(protocol.rounds, job.course) if job.course else ())
@@ -152,11 +131,9 @@ def _train(work: Training) -> TrainOutcome:
             for threat in own if checkpoint != "init" and after > played else ():
                 for number, begins in enumerate(threat.scheduled(after)[:-1]):
                     if begins == played:
-                        release(threat, checkpoint, number)
+                        recorder.release(threat, checkpoint, number)
             if after == played and diverged is None:
-                observations[checkpoint] = {
-                    t.name: _observe(release, t, checkpoint, work.artifacts) for t in own
-                }
+                observations[checkpoint] = {t.name: recorder.observe(t, checkpoint) for t in own}
 
     sampling = generator(job.seed, PARTICIPATION)
     local = LocalWork.of(protocol)
@@ -183,13 +160,7 @@ def _train(work: Training) -> TrainOutcome:
         )
 
     def utility() -> Utility:
-        return evaluate(
-            federation,
-            test_x=dataset.test_x,
-            test_y=dataset.test_y,
-            aux_x=dataset.aux_x,
-            has_global=reached.everything(),
-        )
+        return evaluate(federation, dataset, has_global=reached.everything())
 
     up = down = rounds = client_rounds = 0
     spent = RoundSeconds()
@@ -202,7 +173,7 @@ def _train(work: Training) -> TrainOutcome:
     for _ in range(protocol.rounds):
         ids = [client.id for client in federation.clients]
         sampled = sampled_clients(ids, protocol, sampling)
-        result = recorder.play(federation, local, sampled, dataset)
+        result = recorder.play(local, sampled)
         rounds += 1
         up += result.wire.bytes_up
         down += result.wire.bytes_down
@@ -216,7 +187,16 @@ def _train(work: Training) -> TrainOutcome:
             break
         look(rounds)
         if rounds in measured:
-            course.append(_point(rounds, utility(), account(defense, facts())))
+            figures, entry = utility(), account(defense, facts())
+            course.append(
+                CoursePoint(
+                    rounds=rounds,
+                    correct=figures.correct,
+                    personal_accuracies=figures.personal_accuracies,
+                    eps_claimed=entry.eps_claimed,
+                    eps_record=entry.eps_record,
+                )
+            )
     if diverged is None:
         observations[TRAINING] = recorder.observations()
     if any(look.status == "done" for looks in observations.values() for look in looks.values()):
@@ -228,10 +208,10 @@ def _train(work: Training) -> TrainOutcome:
         observations[checkpoint] = {t.name: missing for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
-    figures, happened = utility(), facts()
+    happened = facts()
     return TrainRecord(
         variant=defense.variant,
-        **figures.to_dict() | {"personal_accuracies": tuple(figures.personal_accuracies)},
+        **vars(utility()),
         diverged=diverged,
         rounds_played=rounds,
         bytes_up=up / rounds,
@@ -248,16 +228,6 @@ def _train(work: Training) -> TrainOutcome:
         seconds=time.perf_counter() - began,
         device=str(device),
         versions=versions(),
-    )
-
-
-def _point(rounds: int, utility: Utility, entry: Entry) -> CoursePoint:
-    return CoursePoint(
-        rounds=rounds,
-        correct=utility.correct,
-        personal_accuracies=tuple(utility.personal_accuracies),
-        eps_claimed=entry.eps_claimed,
-        eps_record=entry.eps_record,
     )
 
 
@@ -333,25 +303,6 @@ def _divergence(state: State, before: float, rounds: int) -> str | None:
     return None
 
 
-def _observe(
-    release: Callable[[ThreatSettings, Checkpoint, int | None], tuple[Seen, Truth]],
-    threat: ThreatSettings,
-    checkpoint: Checkpoint,
-    artifacts: Path,
-) -> Observation:
-    """Save the last release of a checkpoint's observation and the truth; at init, whose releases
-    all begin in the present state, the others too."""
-    if checkpoint == "init":
-        for number in range(threat.rounds - 1):
-            release(threat, checkpoint, number)
-    seen, truth = release(threat, checkpoint, None)
-    if not seen.clients:
-        return Observation(status="not_applicable", reason="no client checked in")
-    stem = f"{checkpoint}-{threat.name}"
-    save_truth(truth, artifacts / f"{stem}{TRUTH}")
-    return Observation(status="done", stem=stem)
-
-
 def save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
     """Write the public samples that attackers are granted, as many as any threat grants."""
     granted = [len(dataset.aux_y) if t.aux is None else t.aux for t in job.threats]
@@ -361,43 +312,40 @@ def save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
 
 
 class Recorder:
-    """Plays the rounds of a training and keeps what the server sees of those that are recorded.
+    """Plays rounds of a training, or on forks of it, and keeps what the server sees of them.
 
     Args:
-        job: The training.
-        artifacts: Folder for what the server saw, and for the truth.
+        work: The training; what the server saw, and the truth, go to its folder.
+        federation: Its state.
+        dataset: Its data.
         declared: Is shown every round.
     """
 
-    def __init__(self, job: TrainJob, artifacts: Path, declared: MessageCheck) -> None:
-        self.job, self.artifacts, self.declared = job, artifacts, declared
+    def __init__(
+        self, work: Training, federation: Federation, dataset: Dataset, declared: MessageCheck
+    ) -> None:
+        self.job, self.artifacts, job = work.job, work.artifacts, work.job
+        self.federation, self.dataset, self.declared = federation, dataset, declared
+        self.known = {"name": job.defense, "settings": dict(job.settings)}
         self.threats = [t for t in job.threats if t.recorded]
         self.numbers = recorded_rounds(job.protocol.rounds, job.seed) if self.threats else []
         self.views = dict.fromkeys((t.name for t in self.threats), 0)
         self.left_out: dict[str, None] = {}
 
-    def play(
-        self, federation: Federation, work: LocalWork, sampled: list[str], dataset: Dataset
-    ) -> RoundResult:
+    def play(self, work: LocalWork, sampled: list[str]) -> RoundResult:
         """Play a round of the training; a log of its messages changes nothing of it."""
+        federation = self.federation
         if federation.round not in self.numbers:
             result = federation.play(work, sampled, watched=self.declared.watched(sampled))
-            self.declared.check_round(federation, result, work.lr, "training")
+            self.declared.check_round(federation, result, "training")
             return result
-        public = dataset.aux_x.to(federation.device)
+        public = self.dataset.aux_x.to(federation.device)
         buffers = federation.network.calibrate(federation.mean_weights(), public)
         result = federation.play(work, sampled, observed=True, most_bytes=MOST_BYTES)
-        self.declared.check_round(federation, result, work.lr, "recorded")
-        known = {"name": self.job.defense, "settings": dict(self.job.settings)}
+        self.declared.check_round(federation, result, "recorded")
+        federation = replace(federation, buffers=buffers)
         for threat in self.threats:
-            views, reasons = recorded(
-                federation,
-                result,
-                protocol=self.job.protocol,
-                threat=threat,
-                buffers=buffers,
-                defense_known=known,
-            )
+            views, reasons = recorded(federation, result, self.job.protocol, threat, self.known)
             self.left_out |= dict.fromkeys(reasons)
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
                 self.declared.note_aggregation(seen)
@@ -421,32 +369,37 @@ class Recorder:
             )
         return observations
 
+    def observe(self, threat: ThreatSettings, checkpoint: Checkpoint) -> Observation:
+        """Save the last release of a checkpoint's observation and the truth; at init, whose
+        releases all begin in the present state, the others too."""
+        if checkpoint == "init":
+            for number in range(threat.rounds - 1):
+                self.release(threat, checkpoint, number)
+        seen, truth = self.release(threat, checkpoint)
+        if not seen.clients:
+            return Observation(status="not_applicable", reason="no client checked in")
+        stem = f"{checkpoint}-{threat.name}"
+        save_truth(truth, self.artifacts / f"{stem}{TRUTH}")
+        return Observation(status="done", stem=stem)
 
-def _release(
-    federation: Federation,
-    job: TrainJob,
-    dataset: Dataset,
-    artifacts: Path,
-    declared: MessageCheck,
-    threat: ThreatSettings,
-    checkpoint: Checkpoint,
-    number: int | None,
-) -> tuple[Seen, Truth]:
-    """Play one observed round and save at once what was seen; number: see `observe`."""
-    seen, truth = observe(
-        federation,
-        protocol=job.protocol,
-        threat=threat,
-        aux_x=dataset.aux_x,
-        defense_known={"name": job.defense, "settings": dict(job.settings)},
-        names=(checkpoint,),
-        earlier=number,
-        look=partial(declared.check_round, lr=job.protocol.lr, where="of its own"),
-    )
-    declared.note_aggregation(seen)
-    path = artifacts / f"{checkpoint}-{threat.name}-seen"
-    if number is None:
-        save_release(seen, path, earlier=threat.rounds - 1)
-    else:
-        save_release(seen, earlier_path(path, number), of_many=True)
-    return seen, truth
+    def release(
+        self, threat: ThreatSettings, checkpoint: Checkpoint, number: int | None = None
+    ) -> tuple[Seen, Truth]:
+        """Play one observed round and save at once what was seen; number: see `observe`."""
+        seen, truth = observe(
+            self.federation,
+            protocol=self.job.protocol,
+            threat=threat,
+            aux_x=self.dataset.aux_x,
+            defense_known=self.known,
+            names=(checkpoint,),
+            earlier=number,
+            look=partial(self.declared.check_round, where="of its own"),
+        )
+        self.declared.note_aggregation(seen)
+        path = self.artifacts / f"{checkpoint}-{threat.name}-seen"
+        if number is None:
+            save_release(seen, path, earlier=threat.rounds - 1)
+        else:
+            save_release(seen, earlier_path(path, number), of_many=True)
+        return seen, truth

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from bench.data.dataset import Dataset
-from bench.harness.environment import Environment, dataset_of, registry_for
+from bench.harness.environment import Environment, dataset_of, needed_by, registry_for
 from bench.names import PluginKind
-from bench.records import AttackOutcome, TrainJob, TrainOutcome
+from bench.records import AttackJob, AttackOutcome, TrainJob, TrainOutcome
 from bench.registry import Registry
 
 
@@ -19,11 +19,13 @@ class Work:
     """A job: called, it gives its record and leaves files in `artifacts`.
 
     Attributes:
+        job: The training or the attack.
         env: Where it runs.
         artifacts: Folder for its files.
         dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
+    job: TrainJob | AttackJob
     env: Environment
     artifacts: Path
     dataset: Dataset | None = None
@@ -34,12 +36,12 @@ class Work:
     @property
     def training(self) -> TrainJob:
         """The training that it belongs to."""
-        raise NotImplementedError
+        return self.job if isinstance(self.job, TrainJob) else self.job.train
 
     @property
     def needed(self) -> frozenset[tuple[PluginKind, str]]:
         """Kind and name of the plugins that it runs."""
-        return frozenset()
+        return needed_by(self.job)
 
     @property
     def folders(self) -> tuple[Path, ...]:

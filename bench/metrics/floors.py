@@ -91,9 +91,12 @@ def floors(
     if aux_clients is not None and dealing is not None and dealing.how == "natural":
         owners = aux_clients.cpu()
     x, y, aux_x, aux_y = (t.cpu() for t in (x, y, aux_x, aux_y))
-    digest = _digest(aux_x, aux_y, owners)
-    known = _Public(aux_x, aux_y, owners, tuple(categorical), classes, digest)
-    best, best_counts = _fit(known, y.shape[1], dealing)
+    content = hashlib.sha256(str(tuple(aux_x.shape)).encode())
+    for numbers in (aux_x, aux_y, owners):
+        content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
+    digest = content.hexdigest()
+    known = _Public(aux_x, aux_y, owners, tuple(categorical), classes, dealing, digest)
+    best, best_counts = _fit(known, y.shape[1])
     scores: dict[int, dict[str, Tensor]] = {}
     values = {}
     for name, answer in best.items():
@@ -115,31 +118,23 @@ def floors(
 
 @dataclass(frozen=True)
 class _Public:
-    """Public samples as a key of a cache: equal by their content."""
+    """Public samples, and how they are dealt, as a key of a cache: equal by their content."""
 
     x: Tensor = field(compare=False)
     y: Tensor = field(compare=False)
     owners: Tensor | None = field(compare=False)
     categorical: tuple[tuple[int, int], ...]
     classes: int
+    dealing: Dealing | None
     digest: str
 
 
-def _digest(x: Tensor, y: Tensor, owners: Tensor | None) -> str:
-    content = hashlib.sha256(str(tuple(x.shape)).encode())
-    for numbers in (x, y, owners):
-        content.update(b"" if numbers is None else numbers.contiguous().numpy().tobytes())
-    return content.hexdigest()
-
-
 @lru_cache(maxsize=_KEPT)
-def _fit(
-    public: _Public, samples: int, dealing: Dealing | None
-) -> tuple[dict[str, Blind], dict[str, Tensor]]:
+def _fit(public: _Public, samples: int) -> tuple[dict[str, Blind], dict[str, Tensor]]:
     """Fit the best answers that read nothing: by metric of samples, or with _class_mean of samples
     given the labels, an answer; by metric of label counts, counts [C]."""
     rng = numpy_generator(0, "floor", samples)
-    labels = torch.from_numpy(_batches_of_labels(public, samples, dealing, LABEL_DRAWS, rng))
+    labels = torch.from_numpy(_batches_of_labels(public, samples, LABEL_DRAWS, rng))
     number = max(_BATCHES, -(-_SAMPLES // samples))
     members = [
         rng.permutation(np.flatnonzero(public.y.numpy() == c)) for c in range(public.classes)
@@ -200,16 +195,18 @@ def _match(answer: Blind, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _batches_of_labels(
-    public: _Public,
-    samples: int,
-    dealing: Dealing | None,
-    number: int,
-    rng: np.random.Generator,
+    public: _Public, samples: int, number: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw labels [number, samples] of batches, each of one client."""
-    known = public.y.numpy()
+    """Draw labels [number, samples] of batches, each of one client: of the data's own clients those
+    that hold as many samples as those of the run, of all if none does; a client with fewer than a
+    batch repeats some."""
+    known, dealing = public.y.numpy(), public.dealing
     if public.owners is not None and dealing is not None:
-        return _client_batches(known, public.owners.numpy(), samples, dealing.least, number, rng)
+        owners = public.owners.numpy()
+        shares = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
+        shares = [s for s in shares if len(s) >= dealing.least] or shares
+        chosen = [shares[i] for i in rng.integers(len(shares), size=number)]
+        return np.stack([known[rng.choice(s, samples, replace=len(s) < samples)] for s in chosen])
     if dealing is None or dealing.how == "natural":
         return rng.choice(known, size=(number, samples))
     size = max(2000, 20 * dealing.clients * max(samples, dealing.least))
@@ -220,22 +217,6 @@ def _batches_of_labels(
         batches += [labels[rng.choice(s, size=samples, replace=False)] for s in shares]
         size *= 1 if shares else 2
     return np.stack(batches[:number])
-
-
-def _client_batches(
-    labels: np.ndarray,
-    owners: np.ndarray,
-    samples: int,
-    least: int,
-    number: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Draw batches of the public clients that hold `least` samples, of all if none does; a client
-    with fewer than a batch repeats some."""
-    shares = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
-    shares = [s for s in shares if len(s) >= least] or shares
-    chosen = [shares[i] for i in rng.integers(len(shares), size=number)]
-    return np.stack([labels[rng.choice(s, samples, replace=len(s) < samples)] for s in chosen])
 
 
 # --- answers that are tried --------------------------------------------------------------------

@@ -173,8 +173,15 @@ def score_files(
     dataset = dataset_of(chosen.job.train, env)
     truth = truth_of(chosen.job, dataset, truth_beside(files))
     floors = floors_of(chosen.job, dataset, truth)
-    row = _row_of(run, chosen, folder)
-    records = {n: r.of_view(view) for n, r in _records(run, chosen, folder).items()}
+    store = Store(folder, run)
+    ids = {t.key: row_id(heading(run, t, chosen.checkpoint)) for t in run.trainings}
+    members = [t for t in run.trainings if ids[t.key] == ids[chosen.train_key]]
+    (row,) = rows_of(run, members, store, [chosen.checkpoint])
+    # Of the finished attacks on the same observation.
+    same = (chosen.train_key, chosen.checkpoint, chosen.threat)
+    beside = (c for c in run.cells if (c.train_key, c.checkpoint, c.threat) == same)
+    outcomes = ((c.label, store.read("attack", c.key)) for c in beside)
+    records = {n: r.of_view(view) for n, r in outcomes if isinstance(r, AttackRecord)}
     answers = []
     for path in reconstructions:
         answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
@@ -207,26 +214,6 @@ def score_files(
         floors={k: v for k, v in floors.items() if k.removesuffix(FLOOR_SUFFIX) in measured},
         row=row,
     )
-
-
-def _row_of(run: Run, cell: Cell, folder: Path) -> Row:
-    """The row of a cell that has an observation."""
-    ids = {t.key: row_id(heading(run, t, cell.checkpoint)) for t in run.trainings}
-    members = [t for t in run.trainings if ids[t.key] == ids[cell.train_key]]
-    (row,) = rows_of(run, members, Store(folder, run), [cell.checkpoint])
-    return row
-
-
-def _records(run: Run, cell: Cell, folder: Path) -> dict[str, AttackRecord]:
-    """Return the finished attacks on a cell's observation."""
-    same = (cell.train_key, cell.checkpoint, cell.threat)
-    store = Store(folder, run)
-    records = {
-        c.label: store.read("attack", c.key)
-        for c in run.cells
-        if (c.train_key, c.checkpoint, c.threat) == same
-    }
-    return {label: r for label, r in records.items() if isinstance(r, AttackRecord)}
 
 
 def _interval(values: list[float], metric: str) -> Interval:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bench.contract.defense import Client
 from bench.contract.messages import State
+from bench.data.dataset import Dataset
 from bench.protocols.federation import Federation
 
 _CHUNK = 1000
@@ -36,28 +36,33 @@ class Utility:
     test_samples: int
     class_chance: float
     personal_accuracy: float | None
-    personal_accuracies: list[float | None]
+    personal_accuracies: tuple[float | None, ...]
     personal_chance: float
     keeping_clients: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def evaluate(
-    federation: Federation, *, test_x: Tensor, test_y: Tensor, aux_x: Tensor, has_global: bool
-) -> Utility:
+def evaluate(federation: Federation, dataset: Dataset, *, has_global: bool) -> Utility:
     """Evaluate every client's network; clients that withheld nothing share one evaluation.
 
-    Args:
-        aux_x: Public samples, from which normalisation statistics come.
-        has_global: Whether the run's uploads made one model (`Reached`).
+    Normalisation statistics come from public samples.
+
+    has_global: Whether the run's uploads made one model (`Reached`).
     """
-    classes, device = federation.network.classes, federation.device
-    x, y, aux_x = (t.to(device) for t in (test_x, test_y, aux_x))  # once for all networks
+    network, device, test_y = federation.network, federation.device, dataset.test_y
+    classes = network.classes
+    # Once for all networks.
+    x, y, aux_x = (t.to(device) for t in (dataset.test_x, test_y, dataset.aux_x))
 
     def right(weights: State) -> Tensor:
-        return _right_by_class(federation, weights, x, y, aux_x)
+        """Right answers per class, int64 [C]; a network of non-finite weights answers class 0."""
+        counts = torch.zeros(classes, dtype=torch.int64, device=device)
+        with torch.no_grad():
+            buffers = network.calibrate(weights, aux_x)
+            for some, labels in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
+                logits = network.apply(weights, some, mode="eval", buffers=buffers)
+                hit = logits.nan_to_num(0.0).argmax(dim=-1) == labels
+                counts.scatter_add_(0, labels, hit.long())
+        return counts.cpu()
 
     common = right(federation.mean_weights())
     tested = test_y.bincount(minlength=classes)
@@ -74,7 +79,7 @@ def evaluate(
         test_samples=len(test_y),
         class_chance=float(tested.max() / len(test_y)),
         personal_accuracy=sum(known) / len(known) if known else None,
-        personal_accuracies=personal,
+        personal_accuracies=tuple(personal),
         personal_chance=sum(float(s.max()) for s in shares) / len(shares),
         keeping_clients=sum(keeping),
     )
@@ -103,21 +108,6 @@ class Reached:
         """Return whether nothing is missing; true of a run without uploads, whose model is the
         first."""
         return not any(bool(m.any()) for m in self.missing.values())
-
-
-def _right_by_class(
-    federation: Federation, weights: State, test_x: Tensor, test_y: Tensor, aux_x: Tensor
-) -> Tensor:
-    """Right answers per class, int64 [C]; a network of non-finite weights answers class 0."""
-    network = federation.network
-    right = torch.zeros(network.classes, dtype=torch.int64, device=test_y.device)
-    with torch.no_grad():
-        buffers = network.calibrate(weights, aux_x)
-        for x, y in zip(test_x.split(_CHUNK), test_y.split(_CHUNK), strict=True):
-            logits = network.apply(weights, x, mode="eval", buffers=buffers)
-            hit = logits.nan_to_num(0.0).argmax(dim=-1) == y
-            right.scatter_add_(0, y, hit.long())
-    return right.cpu()
 
 
 def _matched_accuracy(right: Tensor, tested: Tensor, share: Tensor) -> float | None:

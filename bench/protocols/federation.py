@@ -107,6 +107,7 @@ class RoundResult:
     """One round that was played; `before` is the state that was broadcast.
 
     Attributes:
+        lr: Learning rate of the clients.
         used: Indices of the samples of every step, int64 [steps, B], by client.
         seconds: Where the round's time went.
         uploaded: Coordinates of all clients by what became of them, float64 [3] by UPLOADED.
@@ -119,13 +120,14 @@ class RoundResult:
     wire: Wire
     before: State
     joined: list[Client]
-    used: dict[str, Tensor]
-    seconds: RoundSeconds
+    lr: float
     uploaded: Tensor
-    trained: dict[str, Message]
-    received: Mapping[str, State]
-    sent: dict[str, list[Message]]
-    aggregation: Aggregation
+    used: dict[str, Tensor] = field(default_factory=dict)
+    seconds: RoundSeconds = field(default_factory=RoundSeconds)
+    trained: dict[str, Message] = field(default_factory=dict)
+    received: dict[str, State] = field(default_factory=dict)
+    sent: dict[str, list[Message]] = field(default_factory=dict)
+    aggregation: Aggregation = field(default_factory=Aggregation)
 
     @property
     def shared(self) -> float:
@@ -246,10 +248,18 @@ class Federation(LocalTraining):
             watched: Clients of which the result has what they trained and sent; of an observed
                 round all.
         """
-        joined = [c for c in self.clients if self._joins(c, c.id in sampled)]
+        asked = [(c, c.id in sampled) for c in self.clients]
+        joined = [c for c, s in asked if (s if self.pinned else self.defense.joins(c, s))]
         roster = [c.id for c in joined]
         wire = Wire(self.parties, roster, keeps=observed, most_bytes=most_bytes)
-        before = self.state
+        result = RoundResult(
+            wire=wire,
+            before=self.state,
+            joined=joined,
+            lr=work.lr,
+            uploaded=torch.zeros(len(UPLOADED), dtype=torch.float64, device=self.device),
+        )
+        seconds, clock = result.seconds, time.perf_counter
         self._open_round()
         self._coordinate("round", wire, joined, {})
         wire.send(
@@ -258,58 +268,42 @@ class Federation(LocalTraining):
                 sender=SERVER,
                 receiver=c.id,
                 round=self.round,
-                parts={n: Part(values=before[n]) for n in self.held(c)},
+                parts={n: Part(values=result.before[n]) for n in self.held(c)},
             )
             for c in joined
         )
         for client in joined:
             wire.collect(client.id)
-        clock = time.perf_counter
-        seconds = RoundSeconds()
         began = clock()
         self._inspect(joined, work)
-        locals_, used = self._train(joined, work, wire)
+        locals_, result.used = self._train(joined, work, wire)
         seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
         began = clock()
         uploads: dict[str, list[Message]] = {}
-        trained, received, sent = {}, {}, {}
         for client in joined:
             plain = self._plain_upload(client, locals_[client.id], work)
             if observed or client.id in watched:  # copies, since hooks may change what they get
-                trained[client.id] = freeze(plain)
-                received[client.id] = detached(locals_[client.id].broadcast)
+                result.trained[client.id] = freeze(plain)
+                result.received[client.id] = detached(locals_[client.id].broadcast)
             uploads[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
         answered = wire.party_seconds
         for client in joined:
-            if client.id in trained:
-                sent[client.id] = [freeze(m) for m in uploads[client.id]]
+            if client.id in result.trained:
+                result.sent[client.id] = [freeze(m) for m in uploads[client.id]]
             self._remember(client, locals_[client.id], uploads[client.id])
             wire.send(uploads[client.id])
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
-        uploaded = torch.zeros(len(UPLOADED), dtype=torch.float64, device=self.device)
         for client in joined:
-            uploaded += _count_uploaded(uploads[client.id], locals_[client.id])
+            result.uploaded += _count_uploaded(uploads[client.id], locals_[client.id])
         began, before_asking = clock(), wire.party_seconds
-        aggregation = Aggregation()
         if joined:
-            self.state = self._aggregate(wire, work, aggregation if observed else None)
+            self.state = self._aggregate(wire, work, result.aggregation if observed else None)
         seconds.parties = wire.party_seconds - answered
         seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
         self.round += 1
-        return RoundResult(
-            wire=wire,
-            before=before,
-            joined=joined,
-            used=used,
-            seconds=seconds,
-            uploaded=uploaded,
-            trained=trained,
-            received=received,
-            sent=sent,
-            aggregation=aggregation,
-        )
+        return result
 
     def mean_weights(self) -> State:
         """The network's weights in the present state, without the defense's randomness."""
@@ -341,9 +335,6 @@ class Federation(LocalTraining):
     def _settle(self, aggregated: State, messages: Sequence[Message]) -> State:
         """The state after the round, from the clients' aggregate."""
         return aggregated
-
-    def _joins(self, client: Client, sampled: bool) -> bool:
-        return sampled if self.pinned else self.defense.joins(client, sampled)
 
     # --- phases -------------------------------------------------------------------------------
     def _coordinate(
@@ -409,13 +400,8 @@ class Federation(LocalTraining):
                 kept.answers.setdefault(message.kind, []).extend(map(freeze, answers))
             return answers
 
-        server = Server(
-            state=self.state,
-            const=self.const,
-            lr=work.lr,
-            trained=self._server_variables(),
-            ask=ask,
-        )
+        trained = self._server_variables()
+        server = Server(state=self.state, const=self.const, lr=work.lr, trained=trained, ask=ask)
         messages = [filled(m, base=self.state) for m in wire.collect(SERVER)]
         if kept is not None:
             kept.server, kept.messages = server, [freeze(m) for m in messages]

@@ -13,7 +13,7 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Client
 from bench.contract.events import Round
 from bench.contract.mechanisms import averaged
-from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, State, detached
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, detached
 from bench.errors import UserError
 from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
@@ -46,12 +46,14 @@ class Victims:
 
     Attributes:
         ids: Their ids.
+        cut: After which stage they are cut, None without a cut.
         batch: Samples of a step.
         samples: Distinct samples of each, a whole number of batches.
         steps: Steps of a release; after samples / batch steps they begin anew.
     """
 
     ids: Sequence[str]
+    cut: str | None = None
     batch: int
     samples: int
     steps: int
@@ -89,8 +91,7 @@ def observe(
         UserError: If too few clients hold enough samples, or the defense needs more together.
     """
     streams = ("observe", threat.name, *names)
-    place = protocol.cuts[0] if protocol.cuts else None
-    victims = _victims(federation, protocol, threat, place, streams)
+    victims = _victims(federation, protocol, threat, streams)
     play: tuple[str | int, ...] = streams
     if earlier is not None:
         play = (*streams, "release", earlier)
@@ -115,26 +116,22 @@ def observe(
     result = copy.play(work, victims.ids, observed=True)
     look(copy, result)
     present = [v for v in victims.ids if v in result.used]
-    return _view(
-        copy, result, replace(victims, ids=present), place, protocol, threat, defense_known
-    )
+    return _view(copy, result, replace(victims, ids=present), protocol, threat, defense_known)
 
 
 def recorded(
     federation: Federation,
     result: RoundResult,
-    *,
     protocol: ProtocolSettings,
     threat: ThreatSettings,
-    buffers: State,
     defense_known: Mapping[str, Any],
 ) -> tuple[list[tuple[Seen, Truth]], list[str]]:
     """Return the round that the federation has just played, as the server saw it.
 
     Args:
-        federation: As the round left it.
+        federation: As the round left it, with the normalisation statistics of public data in the
+            state before the round.
         result: The round, with a log of its messages of at most `MOST_BYTES`.
-        buffers: Normalisation statistics of public data, in the state before the round.
 
     Returns:
         What was seen with the truth behind it, once for all clients that did alike, and a clause
@@ -143,7 +140,7 @@ def recorded(
     if result.wire.logged > MOST_BYTES:
         size = f"{result.wire.logged / 1e9:.2g} GB of messages, of which at most 1 are kept"
         return [], [f"a round holds {size}"]
-    groups: dict[tuple[str | None, Victims], list[str]] = {}
+    groups: dict[Victims, list[str]] = {}
     left_out = set[str]()
     for client in result.joined:
         used = result.used[client.id]
@@ -154,14 +151,13 @@ def recorded(
             left_out.add("clients whose batches of a round share some samples and not others")
         else:
             steps, batch = used.shape
-            work = Victims(ids=(), batch=batch, samples=samples, steps=steps)
-            groups.setdefault((client.cut, work), []).append(client.id)
+            work = Victims(ids=(), cut=client.cut, batch=batch, samples=samples, steps=steps)
+            groups.setdefault(work, []).append(client.id)
     if federation.defense.only_sums and (left_out or len(groups) > 1):
         return [], ["the server gets a sum over clients that do unlike work"]
-    federation = replace(federation, buffers=buffers)
     views = [
-        _view(federation, result, replace(w, ids=ids), cut, protocol, threat, defense_known)
-        for (cut, w), ids in groups.items()
+        _view(federation, result, replace(work, ids=ids), protocol, threat, defense_known)
+        for work, ids in groups.items()
     ]
     return views, sorted(left_out)
 
@@ -182,7 +178,6 @@ def _view(
     federation: Federation,
     result: RoundResult,
     victims: Victims,
-    place: str | None,
     protocol: ProtocolSettings,
     threat: ThreatSettings,
     defense_known: Mapping[str, Any],
@@ -214,8 +209,8 @@ def _view(
     if read:
         left = [m for m in known["mechanisms"] if m["of"] not in UPLOAD_KINDS]
         known |= {"mechanisms": left, READ_BY_AGGREGATION: True}
-    if place is not None:
-        known["cut"] = place
+    if victims.cut is not None:
+        known["cut"] = victims.cut
     elif defense.only_sums and not read:
         truth = as_one(truth, victims.batch)
         count = len(victims.ids)
@@ -281,11 +276,11 @@ def _victims(
     federation: Federation,
     protocol: ProtocolSettings,
     threat: ThreatSettings,
-    place: str | None,
     streams: tuple[str, ...],
 ) -> Victims:
     """Return the victims that a threat observes, and their work."""
     turn = federation.defense.cycle
+    place = protocol.cuts[0] if protocol.cuts else None
     here = [c for c in federation.clients if c.cut == place and c.number % turn == 0]
     need = threat.batch * threat.local_steps
     able = [c for c in here if len(c.y) >= need]
@@ -305,6 +300,7 @@ def _victims(
     chosen = [able[i] for i in order[: threat.victims]]
     return Victims(
         ids=tuple(c.id for c in chosen),
+        cut=place,
         batch=threat.batch,
         samples=need,
         steps=threat.local_steps * threat.local_epochs,

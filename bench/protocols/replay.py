@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Client, Defense
+from bench.contract.defense import Defense
 from bench.contract.messages import SUM
 from bench.errors import UserError
 from bench.protocols.federation import PARTICIPATION, clients_of, sampled_clients
@@ -54,7 +54,22 @@ def replayed_truth(
     joint = seen.clients == (SUM,)
     samples, batch = int(seen.known["samples"]) // summed, int(seen.known["batch"]) // summed
     if checkpoint == TRAINING:
-        used = _used_samples(clients, seen, protocol, seed, defense)
+        number = max((m.round for m in seen.messages), default=-1)
+        if number not in recorded_rounds(protocol.rounds, seed):
+            raise UserError(f"round {number} is none that is recorded.")
+        work, queues = LocalWork.of(protocol), dict[str, Tensor]()
+        sampling, used = generator(seed, PARTICIPATION), dict[str, Tensor]()
+        for _ in range(number + 1):
+            sampled = sampled_clients(list(clients), protocol, sampling)
+            used = {}
+            for client in clients.values():
+                if defense.joins(client, client.id in sampled):
+                    batches = []
+                    for _ in range(work.steps(len(client.y))):
+                        own = defense.batch(client, work.batch)
+                        fresh = next_batch(client, work.batch, queues) if own is None else own
+                        batches.append(fresh)
+                    used[client.id] = torch.cat(batches)
         ids = list(used) if joint else list(seen.clients)
         chosen = {v: used[v][:samples] for v in ids if v in used}
     else:
@@ -73,29 +88,3 @@ def replayed_truth(
         raise UserError(f"the victims did not use {samples} samples.")
     truth = truth_of([clients[v] for v in ids], chosen)
     return as_one(truth, batch) if joint else truth
-
-
-def _used_samples(
-    clients: dict[str, Client],
-    seen: Seen,
-    protocol: ProtocolSettings,
-    seed: int,
-    defense: Defense,
-) -> dict[str, Tensor]:
-    """Return the indices of the samples that every client used in the view's round."""
-    number = max((m.round for m in seen.messages), default=-1)
-    if number not in recorded_rounds(protocol.rounds, seed):
-        raise UserError(f"round {number} is none that is recorded.")
-    work, queues = LocalWork.of(protocol), dict[str, Tensor]()
-    sampling, used = generator(seed, PARTICIPATION), dict[str, Tensor]()
-    for _ in range(number + 1):
-        sampled = sampled_clients(list(clients), protocol, sampling)
-        used = {}
-        for client in clients.values():
-            if defense.joins(client, client.id in sampled):
-                batches = []
-                for _ in range(work.steps(len(client.y))):
-                    own = defense.batch(client, work.batch)
-                    batches.append(next_batch(client, work.batch, queues) if own is None else own)
-                used[client.id] = torch.cat(batches)
-    return used

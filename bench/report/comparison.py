@@ -120,60 +120,47 @@ def compare_rows(
     read = cache(store.read)
     out = []
     for title, rows, first, second in list(_pairs(groups, one, two)):
-        measure = "leakage"
+        measure, sign = "leakage", 1.0
         values: list[Outcomes] = [row.leaks.outcomes if row.leaks else {} for row in rows]
         if attack is not None:
             known = attack_metrics(rows)
             check_wanted("attack", attack, known)
             measure = metric or known[attack]
+            sign = sign_of(measure)
             records = (records_of(row, members[row_id(row)], read) for row in rows)
             values = [_scores(cells, attack, measure) for cells in records]
-        out.append(_compare_pair(title, rows, (first, second), attack, measure, values))
-    return out
-
-
-def _compare_pair(
-    title: str,
-    rows: Sequence[Row],
-    places: tuple[int, int],
-    attack: str | None,
-    metric: str,
-    values: Sequence[Outcomes],
-) -> RowComparison:
-    """Compare two rows. values: each row's figures, or an attack's scores."""
-    first, second = places
-    sign = 1.0 if attack is None else sign_of(metric)
-    for place in places:
-        if not values[place]:
-            what = f"{metric} of {attack}" if attack else "leakage"
-            raise UserError(f"{rows[place].setting} has no {what} in {title}.")
-    means = (_mean(values[first]), _mean(values[second]))
-    base, compared = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
-    if rows[compared] is undefended(rows):
-        base, compared = compared, base
-    if attack is None:
-        all_differences = row_differences(rows, base, also=(compared,))
-    else:
-        kept = [i for i, outcomes in enumerate(values) if outcomes]
-        grown = [{s: sign * v for s, v in values[i].items()} for i in kept]
-        some = differences(grown, kept.index(base))
-        all_differences = [some[kept.index(i)] if i in kept else None for i in range(len(rows))]
-    difference = all_differences[compared]
-    if difference is None:
-        raise UserError(
-            f"{rows[first].setting} and {rows[second].setting} have no seed in common in {title}."
+        for place in (first, second):
+            if not values[place]:
+                what = f"{measure} of {attack}" if attack else "leakage"
+                raise UserError(f"{rows[place].setting} has no {what} in {title}.")
+        means = (_mean(values[first]), _mean(values[second]))
+        base, compared = (first, second) if sign * means[0] <= sign * means[1] else (second, first)
+        if rows[compared] is undefended(rows):
+            base, compared = compared, base
+        if attack is None:
+            by_row = row_differences(rows, base, also=(compared,))
+        else:
+            kept = [i for i, outcomes in enumerate(values) if outcomes]
+            grown = [{s: sign * v for s, v in values[i].items()} for i in kept]
+            some = differences(grown, kept.index(base))
+            by_row = [some[kept.index(i)] if i in kept else None for i in range(len(rows))]
+        difference, names = by_row[compared], (rows[first].setting, rows[second].setting)
+        if difference is None:
+            raise UserError(f"{names[0]} and {names[1]} have no seed in common in {title}.")
+        out.append(
+            RowComparison(
+                title=title,
+                first=rows[first],
+                second=rows[second],
+                attack=attack or "",
+                metric=measure,
+                means=means,
+                difference=difference if compared == first else difference.reversed(),
+                rows=sum(d is not None for d in by_row),
+                drop=accuracy_drop(rows[first], rows[second]),
+            )
         )
-    return RowComparison(
-        title=title,
-        first=rows[first],
-        second=rows[second],
-        attack=attack or "",
-        metric=metric,
-        means=means,
-        difference=difference if compared == first else difference.reversed(),
-        rows=sum(d is not None for d in all_differences),
-        drop=accuracy_drop(rows[first], rows[second]),
-    )
+    return out
 
 
 def _scores(cells: Mapping[str, Any], attack: str, metric: str) -> Outcomes:

@@ -16,13 +16,11 @@ from bench.records import Row
 from bench.report.paper import (
     COLOURS,
     MARKERS,
-    Paper,
-    add_legend,
     bars,
     draw_floors,
     looks,
+    plot,
     set_log,
-    styled,
 )
 from bench.report.scatters import exact
 from bench.report.tables import same_training
@@ -78,16 +76,13 @@ def budget(rows: Sequence[Row], *, width: str = "column") -> Figure:
     if not series:
         raise UserError("no attack of this table was run at two budgets: nothing to draw.")
     ticks = sorted({b for measured in series.values() for b in measured})
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width) as (figure, axes):
         _draw_lines(
             axes, {n: sorted(series[n].items(), key=lambda p: p[0]) for n in sorted(series)}
         )
         draw_floors(axes, [floors], "ssim", across=True)
         axes.set(xlabel="gradient evaluations per start", ylabel="SSIM, nothing defends")
         axes.set_xticks(ticks, list(map(str, ticks)))
-        add_legend(figure, width, ())
     return figure
 
 
@@ -148,10 +143,9 @@ def course(
             "of the suite say what is measured when."
         )
     drawn = {i: points for i, points in measured[what].items() if len(points) >= _LEAST}
+    missing = [r.setting for i, r in enumerate(table) if i not in drawn]
     chosen = looks([table[i] for i in drawn], rows)
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width, missing) as (figure, axes):
         for (i, points), (colour, marker) in zip(drawn.items(), chosen, strict=True):
             draw_line(axes, points, colour=colour, marker=marker, label=table[i].setting)
         axes.set(xlabel="rounds", ylabel=MEASURES[what])
@@ -159,7 +153,6 @@ def course(
             axes.set_ylim(-0.03, 1.03)
         elif what != "accuracy":
             set_log(axes, "y")
-        add_legend(figure, width, [r.setting for i, r in enumerate(table) if i not in drawn])
     return figure
 
 
@@ -178,15 +171,12 @@ def sweep(
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     numeric = len(numbers) == len(values)
     at = {str(v): numbers[i] if numeric else float(i) for i, v in enumerate(values)}
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width) as (figure, axes):
         if numeric and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
             set_log(axes, "x")
         _draw_lines(axes, {n: [(at[str(v)], y) for v, y in some] for n, some in settings.items()})
         axes.set(xlabel=over, ylabel="leakage (safer ↓)", ylim=(-0.03, 1.03))
         axes.set_xticks(list(at.values()), list(at))
-        add_legend(figure, width, ())
     return figure
 
 

@@ -117,6 +117,11 @@ class Files:
         """See `read_verified`."""
         return read_verified(self.folder)
 
+    @property
+    def standing(self) -> str:
+        """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
+        return standing(self.verified)
+
     @cached_property
     def pictures(self) -> dict[str, Any]:
         from bench.report import pictures
@@ -144,6 +149,5 @@ class Files:
         rows = self.rows if subject is None else subject.rows_of(self.rows)
         return html.page(
             rows, self.run, self.pictures,
-            as_json=self._json, missing=self.missing, subject=subject,
-            standing=standing(self.verified),
+            as_json=self._json, missing=self.missing, subject=subject, standing=self.standing,
         )  # fmt: skip

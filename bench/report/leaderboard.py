@@ -24,7 +24,6 @@ from bench.records import (
     Convergence,
     CourseFigures,
     CoursePoint,
-    LedgerEntry,
     LedgerWords,
     PlannedTraining,
     Row,
@@ -199,7 +198,12 @@ def _table(
             row = _add_attacks(row, members, read)
             drafts.append((row, [*records.values()]))
     measured = _convergences([row for row, _ in drafts])
-    return ordered([_finish_row(row, trained, measured) for row, trained in drafts])
+    table = []
+    for row, trained in drafts:
+        attacks = {n: replace(e, convergence=measured.get(n)) for n, e in row.attacks.items()}
+        row = replace(row, attacks=attacks)
+        table.append(replace(row, flags=flags_of(row, trained)))
+    return ordered(table)
 
 
 def _trained_row(
@@ -216,6 +220,8 @@ def _trained_row(
     if not done:
         return row
     ledger = [r.ledger for r in done]
+    # Of the seed that proves least; entries of older records have no sentences.
+    least = max(ledger, key=lambda e: (e.eps_record, e.eps_claimed or 0))
     return replace(
         row,
         variant=done[0].variant,
@@ -231,7 +237,7 @@ def _trained_row(
         personalised=any(r.keeping_clients for r in done),
         eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
         eps_record=max(e.eps_record for e in ledger),
-        ledger=_ledger(ledger),
+        ledger=LedgerWords(words=tuple(least.words), reasons=tuple(least.reasons)),
         audit=_audit(done),
         unit=ledger[0].unit,
         bytes_up=float(np.mean([r.bytes_up for r in done])),
@@ -305,17 +311,6 @@ def _convergences(rows: Sequence[Row]) -> dict[str, Convergence]:
     }
 
 
-def _finish_row(
-    row: Row, trained: Sequence[TrainOutcome], measured: Mapping[str, Convergence]
-) -> Row:
-    """Return the row with its flags and what its table says of its attacks."""
-    entries = {
-        name: replace(entry, convergence=measured.get(name)) for name, entry in row.attacks.items()
-    }
-    row = replace(row, attacks=entries)
-    return replace(row, flags=flags_of(row, trained))
-
-
 def _share(counts: Sequence[tuple[int | None, int]]) -> Interval | None:
     """Return the accuracy over seeds from (right answers, test samples), without seeds that have no
     common model."""
@@ -351,13 +346,6 @@ def _workings(done: Sequence[TrainRecord]) -> Workings | None:
     return Workings(
         **{f.name: float(np.mean([getattr(w, f.name) for w in workings])) for f in fields(Workings)}
     )
-
-
-def _ledger(entries: Sequence[LedgerEntry]) -> LedgerWords:
-    """Sentences and reasons of the entry that proves least, over seeds. Entries of older records
-    have no sentences."""
-    least = max(entries, key=lambda e: (e.eps_record, e.eps_claimed or 0))
-    return LedgerWords(words=tuple(least.words), reasons=tuple(least.reasons))
 
 
 def _audit(done: Sequence[TrainRecord]) -> AuditSummary | None:

@@ -149,35 +149,37 @@ def draw_floors(
                 span(lo, hi, color=GREY, alpha=0.2, linewidth=0, zorder=0)
 
 
-def add_legend(figure: Figure, width: str, missing: Sequence[str]) -> None:
-    """Add a legend below the axes, where it hides no point, and give the figure its size.
+@contextmanager
+def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes]]:
+    """Open a figure with axes for labelled points and lines. At the end a legend is added below
+    them, where it hides no point, and the figure gets its size.
 
     Args:
-        figure: With labelled points and lines.
         width: column or page.
         missing: Names of what has no figure.
     """
-    for name in missing:
-        label = f"not shown, without a figure: {name}"
-        figure.axes[0].plot([], [], linestyle="none", label=label)
-    pairs = [
-        pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)
-    ]
-    pairs.sort(key=lambda pair: not isinstance(pair[0], Container))  # points before lines
-    across = 50 if width == "column" else 110
-    labels = [textwrap.fill(label, across) for _, label in pairs]
-    lines = sum(len(label.splitlines()) for label in labels)
-    figure.set_size_inches(inches(width), _AXES_HEIGHT + lines * LINE_HEIGHT + 0.1)
-    figure.legend(
-        [handle for handle, _ in pairs],
-        labels,
-        loc="outside lower left",
-        frameon=False,
-        handlelength=1.6,
-        labelspacing=0.25,
-        borderpad=0.0,
-        borderaxespad=0.2,
-    )
+    with styled():
+        figure = Paper(layout="constrained")
+        axes = figure.subplots()
+        yield figure, axes
+        for name in missing:
+            axes.plot([], [], linestyle="none", label=f"not shown, without a figure: {name}")
+        pairs = list(zip(*axes.get_legend_handles_labels(), strict=True))
+        pairs.sort(key=lambda pair: not isinstance(pair[0], Container))  # points before lines
+        across = 50 if width == "column" else 110
+        labels = [textwrap.fill(label, across) for _, label in pairs]
+        lines = sum(len(label.splitlines()) for label in labels)
+        figure.set_size_inches(inches(width), _AXES_HEIGHT + lines * LINE_HEIGHT + 0.1)
+        figure.legend(
+            [handle for handle, _ in pairs],
+            labels,
+            loc="outside lower left",
+            frameon=False,
+            handlelength=1.6,
+            labelspacing=0.25,
+            borderpad=0.0,
+            borderaxespad=0.2,
+        )
 
 
 def check_format(name: str) -> None:

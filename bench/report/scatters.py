@@ -13,7 +13,7 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS, sign_of
 from bench.records import Row
 from bench.report.overview import LOSSES, overview
-from bench.report.paper import GREY, Paper, add_legend, bars, draw_floors, looks, set_log, styled
+from bench.report.paper import GREY, bars, draw_floors, looks, plot, set_log
 from bench.report.tables import same_training, tables
 from bench.report.verdicts import UNDEFENDED, has_use
 
@@ -51,9 +51,7 @@ def pareto(
     ]
     _check_enough(spots, least)
     floors = [r.attacks[r.ranking.attack].floor for r, *_ in spots if r.ranking]
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width, _missing(rows, spots)) as (figure, axes):
         if metric == "mse":
             set_log(axes, "x")
         _draw_spots(axes, spots, among or rows)
@@ -61,7 +59,6 @@ def pareto(
         _draw_front(axes, spots, sign_of(metric))
         safer = "←" if metric == "ssim" else "→"
         axes.set(xlabel=f"worst-case {METRICS[metric].title} (safer {safer})", ylabel="accuracy")
-        add_legend(figure, width, _missing(rows, spots))
     return figure
 
 
@@ -97,15 +94,12 @@ def epsilon(
         + ("" if value else " (epsilon 0, at the left edge)")
         for row, value, _ in finite
     ]
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width, _missing(rows, spots)) as (figure, axes):
         set_log(axes, "x")
         _draw_spots(axes, spots, among or rows, suffixes)
         if not claims:  # whose units differ
             _draw_front(axes, spots, 1.0)
         axes.set(xlabel=f"{_EPSILONS[which]} (safer ←)", ylabel="accuracy")
-        add_legend(figure, width, _missing(rows, spots))
     return figure
 
 
@@ -133,16 +127,13 @@ def trade(rows: Sequence[Row], *, width: str = "page") -> Figure:
         spots = [spot for spot in spots if id(spot[0]) in chosen]
     if len(spots) < LEAST:
         raise UserError("too few settings of these tables are of use: nothing to draw.")
-    with styled():
-        figure = Paper(layout="constrained")
-        axes = figure.subplots()
+    with plot(width) as (figure, axes):
         _draw_spots(axes, spots, rows)
         axes.set(
             xlabel="leakage, worst observed round (safer ←)",
             ylabel="accuracy drop, points (better ↓)",
             xlim=(-0.03, 1.03),
         )
-        add_legend(figure, width, ())
     return figure
 
 

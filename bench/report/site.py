@@ -7,7 +7,6 @@ import base64
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,13 @@ import bench
 from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.store import staged, write_whole
-from bench.records import RUN, RUN_FILES, Row, Run, to_json
-from bench.records.submitted import (
-    SUBMISSION,
-    Submission,
-    Verified,
-    read_submission,
-    standing,
-)
+from bench.records import RUN, RUN_FILES, to_json
+from bench.records.submitted import SUBMISSION, read_submission
 from bench.registry import Registry, discover
 from bench.report import files as reports
 from bench.report import html, tables
 from bench.report.overview import COSTS, LOSS, Overview, choices, legend
-from bench.report.subjects import KINDS, Subject, SubjectKind, subjects
+from bench.report.subjects import KINDS, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
 _FORMATS = ("html", "json", "csv", "md")
@@ -40,36 +33,37 @@ FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), RUN)
 SWEEP = "sweep.csv"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(reports.Files):
     """One result folder.
+
+    Args:
+        folder: The folder.
+        source: Where all results lie.
+        registry: The plugins.
 
     Attributes:
         name: Its path below the results, which it keeps on the site.
-        missing: Sentences that say what of it is not there.
-        files: Texts by their paths below that.
         subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
-        verified: The rerun that passed.
     """
 
-    name: str
-    run: Run
-    rows: Sequence[Row]
-    missing: Sequence[str]
-    files: Mapping[str, str]
-    subjects: Mapping[SubjectKind, Sequence[Subject]]
-    submission: Submission | None = None
-    verified: Verified | None = None
+    def __init__(self, folder: Path, source: Path, registry: Registry) -> None:
+        super().__init__(folder)
+        name = folder.relative_to(source).as_posix()
+        self.name = folder.name if name == "." else name
+        self.subjects = subjects(self.rows, registry)
+        submitted = (folder / SUBMISSION).is_file()
+        self.submission = read_submission(folder) if submitted else None
+
+    def texts(self) -> dict[str, str]:
+        """Return the texts of its files and pages by their paths below its own."""
+        texts = {reports.FILES[f]: self.text(f) for f in _FORMATS}
+        texts |= {s.file: self.page_on(s) for kind in self.subjects.values() for s in kind}
+        return {**texts, RUN: to_json(self.run)}
 
     @property
     def address(self) -> str:
         return quote(self.name)
-
-    @property
-    def standing(self) -> str:
-        """Whether anybody made its figures again."""
-        return standing(self.verified)
 
     @property
     def failed(self) -> int:
@@ -100,27 +94,8 @@ def collect(source: Path) -> list[Published]:
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     registry = discover()
-    entries = [_entry(folder, source, registry) for folder in folders]
+    entries = [Published(folder, source, registry) for folder in folders]
     return sorted(entries, key=lambda e: (e.submission is not None, -len(e.rows)))
-
-
-def _entry(folder: Path, source: Path, registry: Registry) -> Published:
-    files = reports.Files(folder)
-    name = folder.relative_to(source).as_posix()
-    texts = {reports.FILES[f]: files.text(f) for f in _FORMATS}
-    submitted = (folder / SUBMISSION).is_file()
-    about = subjects(files.rows, registry)
-    texts |= {s.file: files.page_on(s) for kind in about.values() for s in kind}
-    return Published(
-        name=folder.name if name == "." else name,
-        run=files.run,
-        rows=files.rows,
-        missing=files.missing,
-        files={**texts, RUN: to_json(files.run)},
-        subjects=about,
-        submission=read_submission(folder) if submitted else None,
-        verified=files.verified,
-    )
 
 
 def sweeps(source: Path) -> list[dict[str, Any]]:
@@ -192,7 +167,7 @@ def write(source: Path, out: Path) -> list[Path]:
     entries, curves = collect(source), sweeps(source)
     with staged(out) as stage:
         for entry in entries:
-            for name, text in entry.files.items():
+            for name, text in entry.texts().items():
                 write_whole(stage / entry.name / name, text)
         for curve in curves:
             write_whole(stage / curve["name"] / SWEEP, curve["text"])

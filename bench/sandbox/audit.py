@@ -10,7 +10,7 @@ a record is replaced, as in the ledger, and a client is added or removed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from bench.contract.defense import Defense
@@ -173,7 +173,7 @@ def _check_range(name: str, value: int, least: int, most: int, unit: str) -> Non
 def _find(
     defense: Defense, pair: NeighbourPair, draws: int, rounds: int, confidence: float, seed: int
 ) -> AuditFinding:
-    facts = Facts(parameters=pair.parameters, clients=pair.clients, split=pair.split, rounds=rounds)
+    facts = replace(pair.facts, rounds=rounds)
     entry = account(defense, facts)
     applies = pair.covered and entry.unit in pair.units
     claim, claim_delta = (entry.eps_claimed, entry.claim_delta) if applies else (None, None)

@@ -73,9 +73,7 @@ class MessageCheck:
         self.again = "".join(sampled[place : place + 1])
         return list(sampled[place : place + 1])
 
-    def check_round(
-        self, federation: Federation, result: RoundResult, lr: float, where: Where
-    ) -> None:
+    def check_round(self, federation: Federation, result: RoundResult, where: Where) -> None:
         """Hold a round that the federation has just played against what is declared."""
         plain = [p.values for m in result.trained.values() for p in m.parts.values()]
         if not plain or not all(bool(v.isfinite().all()) for v in plain):
@@ -85,7 +83,7 @@ class MessageCheck:
         for client in result.joined if where != "training" else ():
             if self.samples.get(client.id, "") not in ("", _fingerprint(client)):
                 self.misfits.setdefault(f"{name}: the samples of {client.id} were changed")
-        for reason in self._misfits(federation, result, lr, fork=where == "of its own"):
+        for reason in self._misfits(federation, result, fork=where == "of its own"):
             self.misfits.setdefault(f"{name}: {reason}")
         square = torch.stack([v.double().square().sum() for v in plain]).sum()
         size = float(square / len(result.trained)) ** 0.5
@@ -109,13 +107,11 @@ class MessageCheck:
                 self.misfits.setdefault("clients train less in rounds that are attacked")
         return tuple(self.misfits)
 
-    def _misfits(
-        self, federation: Federation, result: RoundResult, lr: float, *, fork: bool
-    ) -> Iterator[str]:
+    def _misfits(self, federation: Federation, result: RoundResult, *, fork: bool) -> Iterator[str]:
         (steps, batch), *_ = (used.shape for used in result.used.values())
         took_part = Victims(ids=list(result.used), batch=batch, samples=batch, steps=steps)
         sizes = (sum(p.values.numel() for p in m.parts.values()) for m in result.trained.values())
-        in_round = round_of(federation, took_part, lr=lr, parameters=max(sizes))
+        in_round = round_of(federation, took_part, lr=result.lr, parameters=max(sizes))
         early = "gradient" in self.defense.owns
         mechanisms = [m for m in self.defense.mechanisms_in(in_round)
                       if m.of in UPLOAD_KINDS and not (early and m.of == "gradient")]  # fmt: skip
@@ -124,7 +120,7 @@ class MessageCheck:
         if not all(bool(v.isfinite().all()) for v in sent):
             yield "values are sent that are not finite, though what was trained is"
             return
-        by_client = cache(partial(_pairs_of, result, lr))  # for several tests, by kind
+        by_client = cache(partial(_pairs_of, result))  # for several tests, by kind
 
         def pairs_of(kind: str) -> list[Pair]:
             return [pair for pairs in by_client(kind).values() for pair in pairs]
@@ -198,11 +194,11 @@ def _fingerprint(client: Client) -> str:
     return sha256(b"".join(v.cpu().numpy().tobytes() for v in parts)).hexdigest()
 
 
-def _pairs_of(result: RoundResult, lr: float, kind: str) -> dict[str, list[Pair]]:
+def _pairs_of(result: RoundResult, kind: str) -> dict[str, list[Pair]]:
     """The watched clients' uploads before and after their defense."""
     return {
         client: [
-            upload_pair(plain, sent, base=result.received[client], lr=lr, kind=kind)
+            upload_pair(plain, sent, base=result.received[client], lr=result.lr, kind=kind)
             for sent in result.sent[client]
             if sent.kind in UPLOAD_KINDS
         ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Client, Defense, fresh
-from bench.contract.events import Unit
+from bench.contract.events import Facts, Unit
 from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, Part
@@ -63,9 +63,8 @@ class NeighbourPair:
             is added or removed (the update is 0 in its place).
         release: (second, draws, rng) -> what the server received of the first or second input,
             one row per draw.
-        parameters: Coordinates of the release, a fact of the ledger, as are the next two.
-        clients: How many act together.
-        split: Whether smashed data is sent.
+        facts: Of one release, for the ledger: its coordinates, how many clients act together, and
+            whether smashed data is sent.
         covered: Whether the defense acts on the channel.
         share: Of the audit's draws that are affordable here.
     """
@@ -75,9 +74,7 @@ class NeighbourPair:
     units: frozenset[Unit]
     what: str
     release: Release
-    parameters: int
-    clients: int = 1
-    split: bool = False
+    facts: Facts
     covered: bool = True
     share: float = 1.0
 
@@ -232,16 +229,16 @@ def _upload_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourP
         magnitude("magnitude", 0.1 * unit, 0.2 * unit),
         magnitude("big magnitude", 0.5 * unit, unit),
     ]
+    split = "smashed" in defense.requires
+    facts = Facts(parameters=size, clients=defense.together, split=split)
     for name, units, a, b, what in cases if covered else [everything]:
         yield NeighbourPair(
             name=f"upload: {name}",
             channel="upload",
             units=frozenset(units),
             what=what,
-            parameters=size,
-            clients=defense.together,
+            facts=facts,
             covered=covered,
-            split="smashed" in defense.requires,
             release=_upload(defense, a, b, seed),
         )
 
@@ -310,9 +307,7 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
             what=what,
             covered=covered,
             release=_step(defense, *inputs),
-            parameters=size,
-            clients=defense.together,
-            split=True,
+            facts=Facts(parameters=size, clients=defense.together, split=True),
         )
 
 
@@ -420,8 +415,7 @@ def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[Neighb
         units=_RECORD,
         what=f"the record is {second}, not {first}",
         release=release,
-        parameters=2 * inputs + 2,
-        clients=defense.together,
+        facts=Facts(parameters=2 * inputs + 2, clients=defense.together),
         share=0.125 if defense.third_parties(0) else 0.25,  # keys of its own for every round
     )
 

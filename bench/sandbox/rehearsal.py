@@ -93,6 +93,25 @@ class Rehearsals:
             known={k: v for k, v in seen.known.items() if k != "truth_labels"},
         )
 
+    def context(
+        self, public: tuple[Tensor, Tensor], *, budget: int, shared: Shared | None = None
+    ) -> Context:
+        """Return what an attack may use beside what was seen; see `Context`.
+
+        public: Samples and their labels.
+        """
+        return Context(
+            rng=self.rng,
+            device=self.device,
+            budget=budget,
+            aux_x=public[0].clone(),
+            aux_y=public[1].clone(),
+            network=self.network,
+            defense=self.defense,
+            shadow=self,
+            shared=shared,
+        )
+
     def _moved(self, value: Any) -> Any:
         """The same on the device, with all tensors in it."""
         if isinstance(value, Tensor):
@@ -100,28 +119,3 @@ class Rehearsals:
         return (
             {k: self._moved(v) for k, v in value.items()} if isinstance(value, Mapping) else value
         )
-
-
-def attack_context(
-    seen: Seen,
-    *,
-    network: Network,
-    defense: Defense,
-    public: tuple[Tensor, Tensor],
-    rng: torch.Generator,
-    device: torch.device,
-    budget: int,
-    shared: Shared | None = None,
-) -> Context:
-    """Return what an attack may use beside what was seen; see `Context`."""
-    return Context(
-        rng=rng,
-        device=device,
-        budget=budget,
-        aux_x=public[0].clone(),
-        aux_y=public[1].clone(),
-        network=network,
-        defense=defense,
-        shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=device),
-        shared=shared,
-    )

@@ -17,7 +17,7 @@ from bench.harness.executors.task import TRAININGS
 from bench.harness.keys import Code, Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
-from bench.harness.runner import Progress
+from bench.harness.runner import Report
 from bench.harness.runner import check as check_plan
 from bench.harness.runner import run as run_plan
 from bench.harness.store import Store
@@ -115,9 +115,9 @@ def run_again(
     store = Store(Path(out) / RECORDS)
     store.prepare()
 
-    def on_progress(progress: Progress) -> None:
-        if not progress.cached:
-            tell(f"{progress.done} of {progress.total}: {progress.label}")
+    def on_progress(report: Report, label: str, cached: bool) -> None:
+        if not cached:
+            tell(f"{report.done} of {report.total}: {label}")
 
     keys, executor = RecordedKeys(registry, env, again), local(plan, env, workers=workers)
     run_plan(plan, store, keys, on_progress=on_progress, executor=executor, kinds=[kind])

@@ -25,7 +25,7 @@ from bench.files import no_link
 from bench.foreign import OverLimit, time_limit
 from bench.harness.environment import Environment, dataset_of, shares_of
 from bench.harness.executors.task import ATTACKS, TRAININGS, guarded
-from bench.harness.runner import cell_label, label_of
+from bench.harness.runner import label_of
 from bench.harness.scoring import Scoring
 from bench.harness.store import Store
 from bench.harness.train import save_public
@@ -60,6 +60,8 @@ _LAST_WORDS = 1000
 """Characters of what a process that failed wrote last."""
 _MOST_OUTPUT = 2**24
 """Characters that the code may write in all, about."""
+REMADE = "truth"
+"""Folder of a rerun with the truth as the seed gives it."""
 _TICK_S = 0.1
 """How often a process is asked what it has finished."""
 _ONCE_MORE_S = 10.0
@@ -153,7 +155,7 @@ def rerun(
             return Store(out / RECORDS), None
         left = Store(out / RECORDS)
         labels = {left.path("train", c.train_key): label_of(c.job.train) for c in cells}
-        labels |= {left.path("attack", c.key): cell_label(c.job) for c in cells}
+        labels |= {left.path("attack", c.key): label_of(c.job) for c in cells}
         return left, _run_in_process(isolation, request, labels, tell)
 
     comparisons, first = list[Comparison](), Store(folder)
@@ -164,12 +166,12 @@ def rerun(
         ):
             home = Path(name).resolve()
             trained, end = play(TRAININGS, home / TRAININGS)
-            made, remade = Store(home / ATTACKS / RECORDS), home / "truth"
+            made = Store(home / ATTACKS / RECORDS)
             for job, key in trainings_of(cells).items():
                 record = _read_made(trained, "train", key)
                 mine = [c for c in cells if c.train_key == key]
                 if isinstance(record, TrainRecord):
-                    comparisons += _handed_on(trained, key, record, mine, env, remade, made)
+                    comparisons += _handed_on(home, env, mine, record)
                 elif record is not None:
                     made.write("train", key, record)
                 comparisons += compare(label_of(job), first.read("train", key), record, tolerance)
@@ -179,9 +181,9 @@ def rerun(
                 record = _read_made(trained, "train", cell.train_key)
                 answer = _read_made(made, "attack", cell.key)
                 if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
-                    answer = _scored(cell, env, record, answer, made, remade, home / "scored")
+                    answer = _scored(home, env, cell, record, answer)
                 scored = first.read("attack", cell.key)
-                comparisons += compare(cell_label(cell.job), scored, answer, tolerance)
+                comparisons += compare(label_of(cell.job), scored, answer, tolerance)
     except UserError as error:
         end = f"The rerun was refused: {error}"
     except OverLimit:
@@ -190,30 +192,22 @@ def rerun(
 
 
 def _handed_on(
-    trained: Store,
-    key: str,
-    record: TrainRecord,
-    cells: Sequence[Cell],
-    env: Environment,
-    remade: Path,
-    attacks: Store,
+    home: Path, env: Environment, cells: Sequence[Cell], record: TrainRecord
 ) -> Iterator[Comparison]:
     """Give a training's views to the process that attacks, with public samples and without the
     truth, and make the truth again from the seed.
 
     Args:
-        trained: What the process that trained left.
-        key: Of the training.
-        record: Its record there.
-        cells: The attacks on it.
-        env: Where its data set lies.
-        remade: Where the truth is written.
-        attacks: What the process that attacks is given.
+        home: Folder of the rerun.
+        env: Where the data set lies.
+        cells: The attacks on the training.
+        record: Its record, as the process that trained left it.
 
     Returns:
         Of every view whether the truth that was left is the one that was made again.
     """
-    source, target = trained.artifacts(key), attacks.artifacts(key)
+    key, attacks = cells[0].train_key, Store(home / ATTACKS / RECORDS)
+    source, target = Store(home / TRAININGS / RECORDS).artifacts(key), attacks.artifacts(key)
     check_kept(source, record)
     target.mkdir(parents=True)
     for name in record.files or {}:
@@ -239,7 +233,7 @@ def _handed_on(
                 seed=job.seed,
                 defense=installed.defense(job.defense, job.settings) if known else Defense(),
             )
-            save_truth(truth, remade / key / f"{stem}{TRUTH}")
+            save_truth(truth, home / REMADE / key / f"{stem}{TRUTH}")
             same = torch.equal(truth.x, left.x) and torch.equal(truth.y, left.y)
             yield Comparison(
                 what=label_of(job),
@@ -251,24 +245,19 @@ def _handed_on(
 
 
 def _scored(
-    cell: Cell,
-    env: Environment,
-    trained: TrainRecord,
-    answer: AttackRecord,
-    made: Store,
-    remade: Path,
-    out: Path,
+    home: Path, env: Environment, cell: Cell, trained: TrainRecord, answer: AttackRecord
 ) -> AttackOutcome:
     """The record of an answer with scores, made in this process."""
-    check_kept(made.artifacts(cell.key), answer)
+    answers = Store(home / ATTACKS / RECORDS).artifacts(cell.key)
+    check_kept(answers, answer)
     score = Scoring(
-        cell=cell.job,
+        job=cell.job,
         env=replace(env, plugins=()),
         trained=replace(trained, files=None, hashes=None),
         record=answer,
-        observed=remade / cell.train_key,
-        answers=made.artifacts(cell.key),
-        artifacts=out / cell.key,
+        observed=home / REMADE / cell.train_key,
+        answers=answers,
+        artifacts=home / "scored" / cell.key,
     )
     scored = guarded(score).record
     assert not isinstance(scored, TrainRecord)

@@ -15,7 +15,7 @@ from bench.errors import UserError
 from bench.harness.environment import versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
-from bench.harness.runner import cell_label, label_of
+from bench.harness.runner import label_of
 from bench.harness.store import Store
 from bench.metrics.score import image_values
 from bench.privacy.ledger import account
@@ -209,7 +209,7 @@ def recomputed(opened: Opened) -> list[Comparison]:
             if ("attack", cell.attack) in registry.usable:
                 attack = registry.attack(cell.attack, cell.job.settings)
                 remade = replace(remade, is_floor=attack.is_floor)
-            pairs = compare(cell_label(cell.job), scored, remade, _ROUNDING)
+            pairs = compare(label_of(cell.job), scored, remade, _ROUNDING)
             comparisons += (c for c in pairs if c.figure in ("is floor", *scores))
     return comparisons
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,12 +28,11 @@ from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.task import (
     SCORES,
     Ended,
-    Outcome,
+    Outcomes,
     Task,
     guarded,
     keep_to_share,
     lost,
-    outcome_of,
     over_time,
     prepare,
 )
@@ -73,7 +72,7 @@ class Cluster:
     env: Environment
     code: Mapping[str, str]
 
-    def __call__(self, tasks: deque[Task]) -> Generator[Outcome]:
+    def __call__(self, tasks: deque[Task]) -> Outcomes:
         """Carry out the tasks in their order, and those added meanwhile.
 
         A job over its limit ends as `timeout`; one whose process or node is lost is begun anew,
@@ -195,29 +194,30 @@ class _Going:
             self.shelf.popitem(last=False)
         return self.shelf[name]
 
-    def ended(self) -> Iterator[Outcome]:
-        """Outcomes of the jobs that ended, after waiting a little for one."""
+    def ended(self) -> Outcomes:
+        """The jobs that ended, after waiting a little for one."""
         waited = wait(self.scores, timeout=0 if self.jobs else _TICK_S, return_when=FIRST_COMPLETED)
         for future in waited.done:
-            yield outcome_of(self.scores.pop(future), future.result())
+            yield self.scores.pop(future), future.result()
         if not self.jobs:
             return
         done, _ = self.ray.wait([*self.jobs], timeout=_TICK_S, fetch_local=False)
         for answer in done:
-            yield self._outcome(answer, *self.jobs.pop(answer))
+            task, _ = self.jobs.pop(answer)
+            yield task, self._received(answer, task)
         limit = self.settings.timeout_s
         for answer, (task, began) in list(self.jobs.items()):
             if time.monotonic() - began > limit:
                 del self.jobs[answer]
                 self.ray.cancel(answer, force=True)
-                yield over_time(task, limit)
+                yield task, over_time(limit)
 
-    def _outcome(self, answer: Any, task: Task, began: float) -> Outcome:
+    def _received(self, answer: Any, task: Task) -> Ended:
         try:
             host, differing, ended, files = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
             brief = " ".join(str(error).split())[:300]
-            return lost(task, "failed", f"the worker process died ({brief})")
+            return lost(f"the worker process died ({brief})")
         if differing:
             raise UserError(
                 f"node {host} of the Ray cluster has other code of {differing} than this "
@@ -229,9 +229,8 @@ class _Going:
             for name, content in files.items():
                 (task.work.artifacts / name).write_bytes(content)
         except OSError as error:
-            failed = NoResult(status="failed", reason=str(error))
-            return Outcome(task=task, record=failed, no_space=True)
-        return outcome_of(task, ended)
+            return Ended(record=NoResult(status="failed", reason=str(error)), no_space=True)
+        return ended
 
     def stop(self) -> None:
         self.scorer.shutdown(cancel_futures=True)

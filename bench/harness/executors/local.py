@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -14,13 +13,13 @@ from multiprocessing.connection import Connection, wait
 from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.task import (
     SCORES,
-    Outcome,
+    Ended,
+    Outcomes,
     Task,
     guarded,
     keep_to_share,
     lost,
     next_of,
-    outcome_of,
     over_time,
     prepare,
     resident,
@@ -47,11 +46,10 @@ _PRELOADED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Worker processes that carry out tasks.
+    """Worker processes of one thread that carry out tasks.
 
     Attributes:
         count: Processes.
-        threads: Of each.
         timeout_s: Limit of one job, from when its worker is ready for it.
         memory: Bytes that one worker may hold, None for no limit.
         gpus: Names of the GPUs as CUDA_VISIBLE_DEVICES has them, which the workers take in turn;
@@ -59,7 +57,6 @@ class Workers:
     """
 
     count: int
-    threads: int
     timeout_s: float
     memory: int | None = None
     gpus: tuple[str, ...] = ()
@@ -75,7 +72,7 @@ class Workers:
         share = gpu_share() / beside
         return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], GPU_SHARE: f"{share:.6f}"}
 
-    def __call__(self, tasks: deque[Task]) -> Generator[Outcome]:
+    def __call__(self, tasks: deque[Task]) -> Outcomes:
         """Carry out the tasks in their order, and those added meanwhile; scores in a process of
         their own beside the workers.
 
@@ -101,9 +98,10 @@ class Workers:
                 busy = [w for w in pool if w.task]
                 wait([w.pipe for w in busy], timeout=_TICK_S)
                 for worker in busy:
-                    outcome = worker.outcome()
-                    if outcome is not None:
-                        yield outcome
+                    task = worker.task
+                    ended = worker.ended()
+                    if task is not None and ended is not None:
+                        yield task, ended
         finally:
             for worker in pool:
                 worker.stop()
@@ -139,10 +137,9 @@ class _Worker:
         start_server()
         context = multiprocessing.get_context("forkserver")
         self.pipe, far = context.Pipe()
-        threads = self.settings.threads
-        own = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        own = {"OMP_NUM_THREADS": "1", **os.environ}
         own |= {} if self.scores else self.settings.surroundings(self.number)
-        self.process = context.Process(target=_serve, args=(far, threads, own), daemon=True)
+        self.process = context.Process(target=_serve, args=(far, own), daemon=True)
         self.process.start()
         far.close()
 
@@ -157,12 +154,11 @@ class _Worker:
         try:
             self.pipe.send(task.work)
         except OSError:
-            return  # it died between two tasks: `outcome` finds that
+            return  # it died between two tasks: `ended` finds that
 
-    def outcome(self) -> Outcome | None:
-        """The finished task's outcome, or None while it runs."""
-        assert self.task is not None
-        task, settings = self.task, self.settings
+    def ended(self) -> Ended | None:
+        """What the finished task left, or None while it runs."""
+        settings = self.settings
         try:
             while self.pipe.poll():
                 message = self.pipe.recv()
@@ -172,28 +168,28 @@ class _Worker:
                 self.task = None
                 if message.record.status == "failed":
                     self._renew()  # it may keep values from a state that the job had changed
-                return outcome_of(task, message)
+                return message
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            return self._ended(lost(task, "failed", f"the worker process {end}"))
+            return self._replaced(lost(f"the worker process {end}"))
         elapsed = time.monotonic() - self.began
         if self.ready and elapsed > settings.timeout_s:
-            return self._ended(over_time(task, settings.timeout_s))
+            return self._replaced(over_time(settings.timeout_s))
         if not self.ready and elapsed > READY_S:
             reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
-            return self._ended(lost(task, "failed", reason))
+            return self._replaced(lost(reason))
         memory = resident(self.process.pid or 0) if settings.memory is not None else 0
         if settings.memory is not None and memory > settings.memory:
             reason = f"over the memory limit of {settings.memory / 1e9:.3g} GB for one worker"
-            return self._ended(lost(task, "failed", reason))
+            return self._replaced(lost(reason))
         return None
 
-    def _ended(self, outcome: Outcome) -> Outcome:
+    def _replaced(self, ended: Ended) -> Ended:
         self.task = None
         self._renew()
-        return outcome
+        return ended
 
     def _renew(self) -> None:
         self.stop()
@@ -206,7 +202,7 @@ class _Worker:
         self.process.join()
 
 
-def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
+def _serve(pipe: Connection, own: dict[str, str]) -> None:
     """A worker's loop: take work, give back what it left."""
     import signal
 
@@ -217,7 +213,7 @@ def _serve(pipe: Connection, threads: int, own: dict[str, str]) -> None:
     os.environ.update(own)
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     keep_to_share()
     functions = OwnFunctions()
     while True:

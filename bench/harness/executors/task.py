@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TypeAlias
 
 import psutil
 
@@ -133,13 +133,6 @@ class Ended:
     no_space: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome(Ended):
-    """The same with the task that it was."""
-
-    task: Task
-
-
 def next_of(
     tasks: deque[Task], own: tuple[str, str], others: Container[tuple[str, str]], scores: bool
 ) -> Task | None:
@@ -164,11 +157,13 @@ def next_of(
     return chosen
 
 
-Executor = Callable[[deque[Task]], Generator[Outcome]]
+Outcomes: TypeAlias = Generator[tuple[Task, Ended]]
+"""Tasks with what they left."""
+Executor = Callable[[deque[Task]], Outcomes]
 """Carries out the queued tasks in their order, and those that are added meanwhile."""
 
 
-def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
+def run_here(tasks: deque[Task], timeout_s: float) -> Outcomes:
     """Run tasks one after another in this process.
 
     A job over the limit of time ends as `timeout` if it comes back to Python, as loops in Python
@@ -189,11 +184,11 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Generator[Outcome]:
             except OverLimit:
                 if not limits:  # another limit, of the whole run
                     raise
-                yield over_time(task, timeout_s)
+                yield task, over_time(timeout_s)
             else:
                 if ended.record.status == "failed":
                     forget()
-                yield outcome_of(task, ended)
+                yield task, ended
     finally:
         torch.set_num_threads(threads)
 
@@ -237,16 +232,12 @@ def guarded(work: Work, functions: OwnFunctions | None = None) -> Ended:
     return Ended(record=replace(record, memory=memory))
 
 
-def outcome_of(task: Task, ended: Ended) -> Outcome:
-    """Return the outcome of a task that `guarded` carried out."""
-    return Outcome(task=task, record=ended.record, no_space=ended.no_space)
+def lost(reason: str) -> Ended:
+    """Return the end of a job whose worker died."""
+    return Ended(record=NoResult(status="failed", reason=reason))
 
 
-def lost(task: Task, status: Literal["failed", "timeout"], reason: str) -> Outcome:
-    """Return the outcome of a task whose worker died."""
-    return Outcome(task=task, record=NoResult(status=status, reason=reason))
-
-
-def over_time(task: Task, timeout_s: float) -> Outcome:
-    """Return the outcome of a task over its time limit."""
-    return lost(task, "timeout", f"over the limit of {timeout_s:g} s")
+def over_time(timeout_s: float) -> Ended:
+    """Return the end of a job over its time limit."""
+    reason = f"over the limit of {timeout_s:g} s"
+    return Ended(record=NoResult(status="timeout", reason=reason))

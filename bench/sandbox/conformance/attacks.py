@@ -23,7 +23,7 @@ from bench.sandbox.conformance.playground import Ground, digits, seen_of
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import named
-from bench.sandbox.rehearsal import attack_context
+from bench.sandbox.rehearsal import Rehearsals
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
@@ -63,15 +63,12 @@ def scenes() -> Iterator[Scene]:
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
     """What a run would give the attack, with few public samples."""
-    return attack_context(
-        scene.seen,
-        network=scene.network,
-        defense=Defense(),
-        public=(scene.dataset.aux_x[:auxiliary], scene.dataset.aux_y[:auxiliary]),
-        rng=generator(0, "conformance attack"),
-        device=CPU,
-        budget=budget,
+    rng, network = generator(0, "conformance attack"), scene.network
+    rehearsals = Rehearsals(
+        seen=scene.seen, network=network, defense=Defense(), rng=rng, device=CPU
     )
+    public = scene.dataset.aux_x[:auxiliary], scene.dataset.aux_y[:auxiliary]
+    return rehearsals.context(public, budget=budget)
 
 
 @dataclass(kw_only=True)
