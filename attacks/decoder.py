@@ -12,6 +12,7 @@ from attacks.engine.channel import Blocks, Channel, distance, no_sample_channel
 from attacks.engine.inverter import Inverter, inverter_of, reconstruction
 from attacks.engine.regression import uncut
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_number
 
 COMPONENTS = 128
 """Principal components of flat features that the network sees."""
@@ -143,10 +144,8 @@ class Decoder(Attack):
             ("rows", rows, 1),
             ("max_features", max_features, 16),
         ):
-            if not value >= least:
-                raise ValueError(f"{name} must be >= {least}, got {value}.")
-        if not lr > 0:
-            raise ValueError(f"lr must be > 0 (AdamW's highest learning rate), got {lr}.")
+            check_number(name, value, least=least)
+        check_number("lr", lr, "AdamW's highest learning rate", above=0)
         self.steps, self.batch, self.channels, self.lr = steps, batch, channels, lr
         self.rows, self.max_features = rows, max_features
 

@@ -8,6 +8,7 @@ from attacks.engine.observation import in_the_clear, lawless, parsed, unusable
 from attacks.engine.orders import united
 from attacks.engine.restored import REFINE, SHRINK, restored_counts
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_number
 
 
 class ILRG(Attack):
@@ -43,10 +44,8 @@ class ILRG(Attack):
     source = "Ma et al., arXiv:2207.02160"
 
     def __init__(self, *, shrink: float = SHRINK, refine: int = REFINE) -> None:
-        if not shrink >= 0:
-            raise ValueError(f"shrink must be >= 0 (instances), got {shrink}.")
-        if refine < 0:
-            raise ValueError(f"refine must be >= 0 (steps; 0 is the paper's), got {refine}.")
+        check_number("shrink", shrink, "instances", least=0)
+        check_number("refine", refine, "steps; 0 is the paper's", least=0)
         self.shrink, self.refine = shrink, refine
 
     def applies(self, seen: Seen) -> str | None:

@@ -16,10 +16,12 @@ from attacks.engine.observation import lawless, nothing_to_match, parsed
 from attacks.engine.optimisers import Decay, Evaluate, Minimum, Phase, descend
 from attacks.engine.orders import linked
 from attacks.engine.private import with_private_parts
-from attacks.engine.restarts import STARTS, Problems, Start, Wave, solve
+from attacks.engine.restarts import Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_choice, check_number
 
+Preset = Literal["strong", "paper"]
 _PRESETS: dict[str, dict[str, Any]] = {
     "strong": {"restarts": 1, "lr": 0.03, "total_variation": None, "start": "public"},
     "paper": {"restarts": 0, "lr": 0.1, "total_variation": 1e-4, "start": "normal"},
@@ -66,28 +68,24 @@ class InvertingGradients(Attack):
     def __init__(
         self,
         *,
-        preset: Literal["strong", "paper"] = "strong",
+        preset: Preset = "strong",
         restarts: int | None = None,
         lr: float | None = None,
         total_variation: float | None = None,
         start: Start | None = None,
         signed: bool = True,
     ) -> None:
-        if preset not in _PRESETS:
-            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        check_choice("preset", preset, Preset)
         given = {"restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.decay: Decay = "steps" if preset == "paper" else "cosine"
         self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
         self.total_variation, self.signed = chosen["total_variation"], signed
-        if self.restarts < 0:
-            raise ValueError(f"restarts must be >= 0, got {self.restarts}.")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be > 0 (pixel range per step), got {self.lr}.")
-        if self.total_variation is not None and not self.total_variation >= 0:
-            raise ValueError(f"total_variation must be >= 0, got {self.total_variation}.")
-        if self.start not in STARTS:
-            raise ValueError(f"start must be one of {', '.join(STARTS)}, got '{self.start}'.")
+        check_number("restarts", self.restarts, least=0)
+        check_number("lr", self.lr, "pixel range per step", above=0)
+        if self.total_variation is not None:
+            check_number("total_variation", self.total_variation, least=0)
+        check_choice("start", self.start, Start)
 
     def applies(self, seen: Seen) -> str | None:
         release = parsed(seen)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attacks.engine.channel import no_sample_channel
 from attacks.engine.inverter import inverter_of, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_number
 
 
 class Ridge(Attack):
@@ -28,10 +29,8 @@ class Ridge(Attack):
     source = "ridge regression, leakbench's closed-form inverter"
 
     def __init__(self, *, rows: int = 800, max_features: int = 4096) -> None:
-        if not rows >= 1:
-            raise ValueError(f"rows must be >= 1 (training pairs per regression), got {rows}.")
-        if not max_features >= 16:
-            raise ValueError(f"max_features must be >= 16, got {max_features}.")
+        check_number("rows", rows, "training pairs per regression", least=1)
+        check_number("max_features", max_features, least=16)
         self.rows, self.max_features = rows, max_features
 
     def applies(self, seen: Seen) -> str | None:

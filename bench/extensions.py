@@ -70,6 +70,26 @@ def imported(load: Callable[[], T], module: str) -> T:
     return value
 
 
+def load_entry_point(point: EntryPoint, fits: Callable[[Any], bool], expected: str) -> Any:
+    """Return what an entry point names.
+
+    Args:
+        point: Of an installed package.
+        fits: Whether the value is of the kind that its group asks for.
+        expected: That kind in words.
+
+    Raises:
+        BrokenImport: As `imported`, and for a value that does not fit.
+    """
+    value = imported(point.load, point.module)
+    try:
+        if fits(value):
+            return value
+    except Exception as error:  # whatever looking into a foreign object raises
+        raise BrokenImport(in_one_line(error)) from error
+    raise BrokenImport(f"it must be {expected}, got {value!r}.")
+
+
 def load_file(path: Path) -> ModuleType:
     """Execute a Python file as a module of its own. It finds its neighbours as a script does, and
     by relative imports as a module of its package does; no neighbour hides an installed package.

@@ -21,7 +21,7 @@ from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
-from bench.extensions import BrokenImport, imported, load_file, origin_of
+from bench.extensions import BrokenImport, load_entry_point, load_file, origin_of
 from bench.foreign import contained
 from bench.names import GROUPS, PluginKind, did_you_mean
 
@@ -184,15 +184,16 @@ def judge() -> Judge:
 
 
 def _load(kind: PluginKind, point: EntryPoint) -> Plugin:
-    name, origin = point.name, origin_of(point)
+    base, plugin = _BASES[kind], Plugin(name=point.name, kind=kind, origin=origin_of(point))
     try:
-        cls = imported(point.load, point.module)
+        cls = load_entry_point(
+            point,
+            lambda value: inspect.isclass(value) and issubclass(value, base),
+            f"a subclass of bench.api.{base.__name__}",
+        )
     except BrokenImport as error:
-        return Plugin(name=name, kind=kind, origin=origin, broken=str(error))
-    if not (inspect.isclass(cls) and issubclass(cls, _BASES[kind])):
-        reason = f"it must be a subclass of bench.api.{_BASES[kind].__name__}, got {cls!r}."
-        return Plugin(name=name, kind=kind, origin=origin, broken=reason)
-    return Plugin(name=name, kind=kind, origin=origin, cls=cls)
+        return replace(plugin, broken=str(error))
+    return replace(plugin, cls=cls)
 
 
 def _from_file(path: Path) -> list[Plugin]:

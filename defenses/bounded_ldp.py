@@ -255,9 +255,6 @@ class PMPiecewise(BoundedLDP):
     def _variance(self, v: float) -> float:
         return piecewise_variance(v, epsilon=self.epsilon)
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return self.mechanisms_in(Round())
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         """Of values that are sent; which ones are is drawn whatever they are."""
         if self.dimensions == "each":

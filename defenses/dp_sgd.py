@@ -68,9 +68,6 @@ class DPSGD(Defense):
         std = self.noise_multiplier * self.clip_norm / round.batch / math.sqrt(round.local_steps)
         return (GaussianNoise(of="gradient", std=std),)
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return self.mechanisms_in(Round())
-
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Subsampled Gaussian for adding or removing a record, sampled at batch / records."""
         epsilon = subsampled_gaussian_epsilon(

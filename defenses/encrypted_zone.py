@@ -51,14 +51,6 @@ _MOST_LOST = 0.01
 """Of an update's norm, before a warning."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plain:
-    """What a client will encrypt, with the public key it has; never sent."""
-
-    values: Tensor
-    key: bytes
-
-
 class KeyHolder(Party):
     """Makes the key pair, gives the public key to each client once, opens sums for whoever forms
     the model: a key server for itself, or, where clients hold the private key, each of them.
@@ -185,7 +177,7 @@ class EncryptedZone(Defense):
         return replace(update, parts=shown, sealed=self.sealed(update, zone, client))
 
     def sealed(self, update: Message, zone: Masks, client: Client) -> dict[str, Sealed]:
-        """The update's values in the zone, as ciphertexts once `finish_uploads` is through."""
+        """The update's values in the zone, as ciphertexts."""
         hidden = {n: p.told() & zone[n] for n, p in update.parts.items()}
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
         if sealed:
@@ -207,12 +199,8 @@ class EncryptedZone(Defense):
                 '"standard", keeps more of it.',
                 stacklevel=2,
             )
-        plain = _Plain(values=within, key=client.memory[_KEY])
-        return Sealed(n_bytes=0, covers=covers, box=plain)
-
-    def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
-        """Encrypt what the clients sealed."""
-        return {c: [_boxed(m) for m in messages] for c, messages in uploads.items()}
+        box = ckks.encrypt(within, client.memory[_KEY])
+        return Sealed(n_bytes=sum(map(len, box)), covers=covers, box=box)
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """The zone that was agreed, and every client's mask."""
@@ -276,16 +264,6 @@ class EncryptedZone(Defense):
         (answer,) = server.ask(replace(returned, kind=_OPEN))
         pieces = answer.parts[_SUM].values.split([int(c.sum()) for c in covers.values()])
         return dict(zip(covers, pieces, strict=True))
-
-
-def _boxed(message: Message) -> Message:
-    """The message with its plain vector replaced by ciphertexts."""
-    sealed = message.sealed.get(CIPHERTEXT)
-    if sealed is None or not isinstance(sealed.box, _Plain):
-        return message
-    box = ckks.encrypt(sealed.box.values, sealed.box.key)
-    done = replace(sealed, n_bytes=sum(map(len, box)), box=box)
-    return replace(message, sealed={**message.sealed, CIPHERTEXT: done})
 
 
 def _within(values: Tensor, parameters: ckks.Parameters, clients: int) -> Tensor:

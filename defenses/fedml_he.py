@@ -140,10 +140,9 @@ class FedMLHE(EncryptedZone):
         # A map is at most 1, and small nearly everywhere: one client's range is enough.
         scaled = flat / flat.max().clamp_min(1e-300) / _SMALL
         sealed[CIPHERTEXT] = self._seal(scaled, client, clients=1)
-        message = Message(
-            kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed
-        )
-        return self.finish_uploads({client.id: [message]})[client.id]
+        return [
+            Message(kind=_MAP, sender=client.id, receiver=KEY_SERVER, round=round, sealed=sealed)
+        ]
 
     def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
         super().hear("round", client, heard)  # the public key

@@ -275,9 +275,6 @@ class PMSFL(Defense):
         return holders / max(1, joined)
 
     # --- what is known and what is proven -------------------------------------------------------
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return self.mechanisms_in(Round())
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         return (self.bits(round),)
 

@@ -201,9 +201,6 @@ class SelectiveShield(EncryptedZone):
         return {} if self.score == "update" else super().rehearsed(mask)
 
     # --- what is known and what is proven -------------------------------------------------------
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return self.mechanisms_in(Round())
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         return (
             Clip(of="update", norm=self.clips[0]),

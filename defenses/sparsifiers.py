@@ -126,9 +126,6 @@ class Percentile(_Sparsifier):
             {n: replace(p, values=p.values.clamp(-limit, limit)) for n, p in sent.items()}
         )
 
-    def mechanisms(self) -> tuple[Mechanism, ...]:
-        return (Sparsified(of="update", clip=self.gamma),)
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         return (Sparsified(of="update", clip=self.gamma * round.local_steps),)
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from functools import singledispatch
 from typing import Any
 
+from pandas import DataFrame, isna
+
 from bench import suite
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
@@ -25,11 +27,11 @@ from bench.privacy.gaussian import best_renyi_epsilon, exact_gaussian_epsilon
 from bench.privacy.ledger import computable
 from bench.registry import discover
 from bench.report.accounts import (
-    AccountTable,
-    LedgerColumn,
+    Account,
     account_of,
     accounts_over,
     checked_facts,
+    epsilons,
 )
 from defenses import ms_pafl_theorems as theorems
 from defenses.cutmix import DPSL, DPMixSL
@@ -454,23 +456,18 @@ def upload_rdp(d: SelectiveShield, alpha: float, *, clients: int, moved: float =
 # --- tables and text ------------------------------------------------------------------------------
 
 
-def columns(table: AccountTable) -> list[LedgerColumn]:
+def columns(accounts: Sequence[Account]) -> DataFrame:
     """The ledger's columns, and of every formula what the paper prints, what is so in its place and
     at which delta; without those that no place has."""
-    made = table.columns()
-    by_place = [_by_head(formulas(a.defense, a.facts)) for a in table.accounts]
-    for head in dict.fromkeys(h for place in by_place for h in place):
-        ours = [place.get(head) for place in by_place]
-        names = list(dict.fromkeys(f.name for f in ours if f))
-        name = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-        for ending, meaning, part in (
-            ("", name, "value"),
-            (" really", "what is so in its place", "really"),
-            (" delta", "at which the paper tells it", "delta"),
-        ):
-            values = tuple(getattr(f, part) if f else None for f in ours)
-            made.append(LedgerColumn(head=head + ending, meaning=meaning, values=values))
-    return [c for c in made if any(v is not None for v in c.values)]
+    lines = []
+    for account in accounts:
+        line: dict[str, float | None] = {}
+        for head, formula in _by_head(formulas(account.defense, account.facts)).items():
+            line |= {head: formula.value, f"{head} really": formula.really}
+            line[f"{head} delta"] = formula.delta
+        lines.append(line)
+    made = DataFrame(lines, dtype=object).dropna(axis="columns", how="all")
+    return epsilons(accounts).join(made)
 
 
 def _by_head(some: Sequence[Formula]) -> dict[str, Formula]:
@@ -517,10 +514,10 @@ def main(arguments: Sequence[str]) -> str:
         over[key] = [suite.parse_value(v) for v in values.split(",")]
     table = accounts_over(registry, asked.defense, settings=settings, facts=known, over=over)
     made = columns(table)
-    rows = [[*table.over, *(c.head for c in made)]]
-    for number, place in enumerate(table.places):
-        cells = (c.values[number] for c in made)
-        rows.append([*map(str, place), *("-" if v is None else f"{v:.4g}" for v in cells)])
+    rows = [list(made)]
+    for line in made.to_dict("records"):
+        place = (str(line.pop(key)) for key in over)
+        rows.append([*place, *("-" if isna(v) else f"{v:.4g}" for v in line.values())])
     return "\n".join(" | ".join(row) for row in rows)
 
 

@@ -418,7 +418,7 @@ def _accounted(pick: Mapping[str, Any], column: str, registry: Registry) -> floa
         if dot:
             rooms[room][key] = value
     table = accounts_over(registry, pick["defense"], **rooms, over={})
-    by_head = {c.head: c.values[0] for c in columns(table)}
+    (by_head,) = columns(table).to_dict("records")
     if column not in by_head:
         raise ValueError(f"the ledger of {pick['defense']} has no '{column}', but {list(by_head)}.")
     return by_head[column]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Distance, Evidence, Layers
+from attacks.engine.evidence import Distance, Evidence
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import parsed
 from attacks.engine.private import with_private_parts
@@ -15,20 +15,20 @@ from bench.contract.attack import Context, Seen
 
 def evidence_for(
     seen: Seen, ctx: Context, *, dtype: torch.dtype = torch.float32,
-    distance: Distance = "likelihood", layers: Layers = "even", draws: int = 0,
+    distance: Distance = "likelihood",
 ) -> Evidence:  # fmt: skip
     """What was seen, with what clients kept to themselves estimated."""
     found = with_private_parts(parsed(seen), ctx)
-    return Evidence(found, ctx, dtype=dtype, distance=distance, layers=layers, draws=draws)
+    return Evidence(found, ctx, dtype=dtype, distance=distance)
 
 
 def matcher_for(
     seen: Seen, ctx: Context, *, dtype: torch.dtype, distance: Distance = "likelihood",
-    layers: Layers = "even", total_variation: float = 0.0, bounded: bool = False,
+    total_variation: float = 0.0,
 ) -> Matcher:  # fmt: skip
     """The objective over plain images."""
-    evidence = evidence_for(seen, ctx, dtype=dtype, distance=distance, layers=layers)
+    evidence = evidence_for(seen, ctx, dtype=dtype, distance=distance)
     samples = evidence.clients.samples
-    encoding = Encoding(ctx, samples=samples, dtype=dtype, bounded=bounded)
+    encoding = Encoding(ctx, samples=samples, dtype=dtype)
     beliefs = [variation(total_variation)] if total_variation else []
     return Matcher(evidence, encoding, beliefs=beliefs)

@@ -127,18 +127,14 @@ class LastBits(Noisy):
 class ByAnother(Noisy):
     """Noise of the declared law, which the next client sends in its own second message."""
 
-    def finish_uploads(self, uploads: dict[str, list[Message]]) -> dict[str, list[Message]]:
-        clients = list(uploads)
-        for client, other in zip(clients, [*clients[1:], clients[0]], strict=True):
-            (plain,) = (m for m in uploads[client] if m.kind == "update")
-            rng = torch.Generator().manual_seed(hash((client, plain.round)) % 2**31)
-            loud = noised(plain, rng, STD)
-            noise = {
-                n: Part(values=p.values - plain.parts[n].values) for n, p in loud.parts.items()
-            }
-            uploads[client] = [loud, *(m for m in uploads[client] if m.kind != "update")]
-            uploads[other].append(replace(plain, kind="aid", sender=other, parts=noise))
-        return uploads
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        (plain,) = messages
+        own, others = (
+            torch.Generator().manual_seed(4 * plain.round + number % 4)
+            for number in (client.number, client.number - 1)
+        )
+        noise = noised(mapped(plain, torch.zeros_like), others, STD)
+        return [noised(plain, own, STD), replace(noise, kind="aid")]
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         aids = [m for m in messages if m.kind == "aid"]

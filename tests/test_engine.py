@@ -108,8 +108,7 @@ def test_layered_gradients_are_used_only_where_they_hold() -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"layers": "relative"}, {"bounded": True}, {"distance": "cosine"},
-    {"distance": "cosine", "total_variation": 0.1},
+    {}, {"distance": "cosine"}, {"distance": "cosine", "total_variation": 0.1},
 ])  # fmt: skip
 @pytest.mark.parametrize("held", [True, False])
 def test_the_objectives_derivative_is_right(
@@ -130,7 +129,7 @@ def test_the_objectives_derivative_is_right(
     assert torch.allclose((ahead - behind) / (2 * step), (gradient * along).sum(dim=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"layers": "relative"}, {"distance": "cosine"}])
+@pytest.mark.parametrize("options", [{}, {"distance": "cosine"}])
 def test_the_truth_has_no_loss(digits: Dataset, options: dict[str, object]) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), clients=3)

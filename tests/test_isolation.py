@@ -8,18 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from torch import Tensor
 
+import bench
 from attacks.prior_only import PriorOnly
 from bench.harness.environment import Environment
+from bench.harness.keys import Code
 from bench.harness.store import Store
-from bench.metrics import score
+from bench.metrics import floors, score
+from bench.metrics.named import METRICS, Metric
 from bench.records import AttackRecord, Cell, Run, TrainRecord
+from bench.report.boards import boards, details
+from bench.report.comparison import compare_rows
+from bench.report.frames import to_csv
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.submission import staged
 from bench.submission.isolation import isolation
 from bench.submission.packing import submit
+from tests.board import SCHEMA
 from tests.conftest import Run as RunIt
 from tests.test_submission import quick_check
 
@@ -145,6 +154,38 @@ def test_what_was_answered_is_scored_again_where_scores_change_and_not_attacked(
         assert isinstance(again, AttackRecord)
         assert again.values == record["values"]
         assert again.floors == record["floors"]
+
+
+def test_a_new_metric_is_one_entry_and_needs_no_attack_again(
+    run: RunIt, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worst_pixel(guess: Tensor, truth: Tensor) -> Tensor:
+        return (guess - truth).abs().flatten(2).amax(dim=2)
+
+    suite = tiny(**{"epsilon = [0.5, 2.0]": "epsilon = 0.5"})
+    store, _ = run(suite)
+    answers = {p: p.stat().st_mtime_ns for p in store.folder.glob("artifacts/*/answer-*")}
+    entry = Metric(title="worst pixel", sign=-1.0, perfect=0.0, of_images=worst_pixel)
+    monkeypatch.setitem(METRICS, "worst_pixel", entry)
+    monkeypatch.setattr(Code, "scoring", "of code with one more entry")
+    monkeypatch.setattr(floors, "_fit", floors._fit.__wrapped__)  # it keeps what it fitted before
+    _, report = run(suite)
+    assert not report.failures
+    assert answers == {p: p.stat().st_mtime_ns for p in store.folder.glob("artifacts/*/answer-*")}
+    results = bench.load(store.folder)
+    for row in results.rows:
+        scores = row["attacks"]["prior_only"]
+        assert 0 < scores["worst_pixel"]["mean"] <= 1
+        assert 0 < scores["floor"]["worst_pixel"] <= 1
+    jsonschema.validate(results.rows, SCHEMA)
+    assert {"worst_pixel", "worst_pixel_floor"} <= set(results.attacks().columns)
+    shown = rows(store.folder)
+    assert "worst_pixel_lo" in to_csv(shown).splitlines()[0]
+    assert "worst_pixel" in details(boards(shown)[0])["metrics"]
+    compared = compare_rows(
+        store.folder, "none", "spm", attack="prior_only", metric="worst_pixel", checkpoint="init"
+    )
+    assert [pair.metric for pair in compared] == ["worst_pixel"]
 
 
 def test_an_answer_without_scores_is_no_result_yet(

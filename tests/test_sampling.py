@@ -15,7 +15,7 @@ from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.train import check_company
 from bench.protocols.federation import sampled_clients
-from bench.protocols.settings import ProtocolSettings, ThreatSettings
+from bench.protocols.settings import ProtocolSettings
 from bench.records import Run
 from bench.registry import Registry
 from bench.seeding import generator
@@ -56,11 +56,3 @@ def test_mixing_refuses_rounds_that_may_have_too_few_clients(registry: Registry)
                 check_company(job, defense)
         else:
             check_company(job, defense)
-
-
-def test_a_switch_of_earlier_runs_is_read_and_not_taken_from_a_suite() -> None:
-    for heard, hears in ((True, "every_broadcast"), (False, "addressed")):
-        old = {"name": "server", "hears_broadcast": heard}
-        assert ThreatSettings.model_validate(old, context=suites.RECORDED).hears == hears
-        with pytest.raises(UserError, match="hears_broadcast"):
-            suites.read_suite("first", [f"threats.0.hears_broadcast={str(heard).lower()}"])

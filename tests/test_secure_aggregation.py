@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +17,18 @@ from torch import Tensor
 from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import parsed
-from bench.api import SUM, Clip, Defense, FixedPoint, GaussianNoise, Mechanism, SignPerturbation
+from bench.api import (
+    SUM,
+    Client,
+    Clip,
+    Defense,
+    FixedPoint,
+    GaussianNoise,
+    Local,
+    Mechanism,
+    Message,
+    SignPerturbation,
+)
 from bench.contract.compose import Composed
 from bench.contract.events import Facts, Gaussian, Summed
 from bench.contract.mechanisms import Averaged, averaged
@@ -125,22 +135,21 @@ def test_the_model_is_that_of_plain_averaging_up_to_the_rounding(digits: Dataset
 class _Boxes(SecureAggregation):
     """Keeps what the clients sent."""
 
-    found: dict[str, Tensor]
+    boxes: ClassVar[dict[str, Tensor]] = {}
 
-    def finish_uploads(self, uploads: Mapping[str, Any]) -> Mapping[str, Any]:
-        _Boxes.found = {
-            c: torch.frombuffer(bytearray(m.sealed[MASKED].box), dtype=torch.uint32).long()
-            for c, (m,) in uploads.items()
-        }
-        return uploads
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        (sent,) = super().upload(messages, local, client)
+        box = bytearray(sent.sealed[MASKED].box)
+        self.boxes[client.id] = torch.frombuffer(box, dtype=torch.uint32).long()
+        return [sent]
 
 
 def test_a_single_masked_upload_is_uniform_and_shows_no_value(digits: Dataset) -> None:
     _, wire = played(digits, _Boxes())
-    for masked in _Boxes.found.values():
+    for masked in _Boxes.boxes.values():
         counts = torch.bincount(masked // 2**26, minlength=64)  # of the highest 6 bits
         assert stats.chisquare(counts.numpy()).pvalue > 1e-4
-    one, two = list(_Boxes.found.values())[:2]
+    one, two = list(_Boxes.boxes.values())[:2]
     assert abs(float(torch.corrcoef(torch.stack([one, two]).double())[0, 1])) < 0.05
     uploads = [m for m in wire.seen_by("server") if m.kind == "update" and m.sender != SUM]
     assert len(uploads) == 4

@@ -162,8 +162,6 @@ def a_round(defense: EncryptedZone, updates: Tensor) -> tuple[Any, list[Message]
                      parts={"w": Part(values=u.end["w"])})], u, c)[0]
         for c, u in zip(clients, locals_, strict=True)
     ]  # fmt: skip
-    done = defense.finish_uploads({m.sender: [m] for m in messages})
-    messages = [m for ms in done.values() for m in ms]
     server = Server(state=base, const={}, lr=1.0, ask=keys.reply)
     return defense.aggregate(server, messages), messages, keys
 

@@ -192,13 +192,9 @@ def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: D
     ]  # fmt: skip
     expected = (torch.stack(drawn) - centre).square().mean()
     assert float(evidence.spread.variance.mean()) == pytest.approx(float(expected), rel=0.15)
-    scores = []
-    for draws in (0, 4):
-        answer = DLG(restarts=0, draws=draws).run(seen, ctx)
-        assert answer.images is not None
-        scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
-    assert scores[0] > 0.93
-    assert scores[1] > 0.5  # the expectation over masks is the weaker objective
+    answer = DLG(restarts=0).run(seen, ctx)
+    assert answer.images is not None
+    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.93
 
 
 @pytest.mark.parametrize("std", [0.0, 0.1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence, Layers, keeping, releases_of
+from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.joint import match_together, match_with_own, unexplained
 from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parsed
@@ -19,7 +19,6 @@ from attacks.engine.optimisers import Minimum, Phase, minimise
 from attacks.engine.orders import linked
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
-    STARTS,
     Labels,
     Problems,
     Solution,
@@ -30,6 +29,7 @@ from attacks.engine.restarts import (
 )
 from attacks.engine.terms import fading_prior, prior
 from bench.api import Attack, Context, Reconstruction, Seen
+from bench.toolkit.settings import check_choice, check_number
 
 Preset = Literal["strong", "paper"]
 Precision = Literal["auto", "float32", "float64"]
@@ -73,11 +73,6 @@ class DeepLeakage(Attack):
             normal; under noise `strong` starts around the public mean instead.
         precision: auto is float32 and then float64 from where float32 gets no further; under
             noise, which no attack resolves so finely, float32.
-        layers: `even`, or `relative`: every tensor's distance in units of its own observed norm.
-        bounds: Keep images in [0, 1] by a change of variables.
-        draws: Of a defense's random weights over which the distance to smashed data is averaged;
-            0: their mean stands for them, and what it leaves unexplained counts as noise (the
-            stronger of the two).
     """
 
     recovers = frozenset({"images", "labels", "counts"})
@@ -94,31 +89,18 @@ class DeepLeakage(Attack):
         tolerance: float = 1e-14,
         start: Start | None = None,
         precision: Precision | None = None,
-        layers: Layers = "even",
-        bounds: bool = False,
-        draws: int = 0,
     ) -> None:
-        if preset not in _PRESETS:
-            raise ValueError(f"preset must be {' or '.join(_PRESETS)}, got '{preset}'.")
+        check_choice("preset", preset, Preset)
         given = {"restarts": restarts, "history": history, "start": start, "precision": precision}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
-        self.preset, self.layers, self.bounds, self.tolerance = preset, layers, bounds, tolerance
+        self.preset, self.tolerance = preset, tolerance
         self.restarts, self.history = chosen["restarts"], chosen["history"]
         self.start, self.precision = chosen["start"], chosen["precision"]
-        self.draws = draws
-        least = {"restarts": 0, "history": 1, "draws": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be >= {bound}, got {getattr(self, name)}.")
-        if not 0 < tolerance < 1:
-            raise ValueError(f"tolerance must lie in (0, 1), got {tolerance}.")
-        for name, value, allowed in (
-            ("start", self.start, STARTS),
-            ("precision", self.precision, ("auto", "float32", "float64")),
-            ("layers", layers, ("even", "relative")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{value}'.")
+        check_number("restarts", self.restarts, least=0)
+        check_number("history", self.history, least=1)
+        check_number("tolerance", tolerance, above=0, below=1)
+        check_choice("start", self.start, Start)
+        check_choice("precision", self.precision, Precision)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""
@@ -139,8 +121,6 @@ class DeepLeakage(Attack):
                 releases,
                 ctx,
                 dtype=dtype,
-                layers=self.layers,
-                draws=self.draws,
                 arranged=not self.counts_labels or granted is not None,
             )
         )
@@ -163,9 +143,7 @@ class DeepLeakage(Attack):
         )
         around_mean = replace(
             optimiser,
-            matcher=cache(
-                lambda dtype: self._matcher(evidence(dtype), ctx, framed=not self.bounds)
-            ),
+            matcher=cache(lambda dtype: self._matcher(evidence(dtype), ctx, framed=True)),
             dtypes=optimiser.dtypes[-1:],
             heats=_FADING,
         )
@@ -262,7 +240,6 @@ class DeepLeakage(Attack):
             samples=evidence.clients.samples,
             dtype=evidence.dtype,
             framed=framed,
-            bounded=self.bounds,
         )
         weighing = prior if evidence.noisy else fading_prior(evidence.square)
         return Matcher(evidence, encoding, beliefs=[weighing] if framed else [])

@@ -89,7 +89,6 @@ class Encoding:
         samples: Per problem.
         dtype: Of all tensors, on the context's device.
         framed: Whether image vectors are relative to the public prior (see `Frame`), else plain.
-        bounded: Whether plain images stay in [0, 1] by a cosine of the vector.
         own: Numbers O that say what a client kept (see `OwnValues`).
     """
 
@@ -100,12 +99,11 @@ class Encoding:
         samples: int,
         dtype: torch.dtype,
         framed: bool = False,
-        bounded: bool = False,
         own: int = 0,
     ) -> None:
         self.ctx, self.samples, self.dtype, self.framed = ctx, samples, dtype, framed
         self.shape, self.classes = tuple(ctx.network.shape), ctx.network.classes
-        self.bounded, self.own = bounded and self.image, own
+        self.own = own
 
     @property
     def image(self) -> bool:
@@ -139,16 +137,10 @@ class Encoding:
         """Vectors [P, N] -> images [P, K, *shape]."""
         return self._decoded(z.to(self.dtype)[..., : self.pixels], held)
 
-    def vectors(self, x: Tensor) -> Tensor:
-        """Plain images [P, K * D] as vectors."""
-        if not self.bounded:
-            return x
-        return torch.arccos(1 - 2 * x.clamp(0.001, 0.999)) / math.pi
-
     def vectors_of(self, x: Tensor, held: Tensor | None) -> Tensor:
         """Images [P, K, *shape] as vectors [P, K * D]; inverse of `images`."""
         if not self.framed:
-            return self.vectors(x.flatten(1))
+            return x.flatten(1)
         return self.frame.relative(x, held).flatten(1)
 
     def labels_in(self, z: Tensor) -> Tensor:
@@ -162,6 +154,4 @@ class Encoding:
             x = x @ self.frame.total.mT + self.frame.mean
         elif self.framed:
             x = x @ self.frame.within.mT + self.frame.class_means[held]
-        elif self.bounded:
-            x = (1 - torch.cos(math.pi * x)) / 2
         return x.contiguous().reshape(len(vectors), self.samples, *self.shape)

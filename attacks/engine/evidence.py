@@ -37,7 +37,6 @@ from attacks.engine.terms import (
 from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
 Distance = Literal["likelihood", "cosine"]
-Layers = Literal["even", "relative"]
 _TINY = 1e-30
 _EXACT = 1e-3
 """Noise that stands for none beside a noisy channel, in units of the upload's root mean square."""
@@ -66,11 +65,6 @@ class Evidence:
         ctx: The attack's.
         dtype: Of all tensors, on the context's device.
         distance: `likelihood` (squared distance without noise) or `cosine` of the uploads.
-        layers: `even`, or `relative`: every tensor's squared distance in units of its own
-            observed square (likelihood without noise only).
-        draws: Where a defense draws its weights at random, expectation of the smashed data's
-            distance over so many draws; 0: mean weights stand for the drawn ones, and what they
-            leave unexplained counts as noise.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
         arranged: Whether candidates' samples stand as the last release's first epoch used them.
         known: Other releases with their candidate clients, which those from the same state share.
@@ -96,8 +90,6 @@ class Evidence:
         *,
         dtype: torch.dtype,
         distance: Distance = "likelihood",
-        layers: Layers = "even",
-        draws: int = 0,
         share: float | None = None,
         arranged: bool = True,
         known: list[tuple[Release, Clients]] | None = None,
@@ -106,9 +98,7 @@ class Evidence:
         self.release, self.ctx, self.dtype, self.distance = release, ctx, dtype, distance
         share = 1 / len(releases) if share is None else share
         known = [] if known is None else known
-        alone = partial(
-            Evidence, ctx=ctx, dtype=dtype, distance=distance, layers=layers, draws=draws
-        )
+        alone = partial(Evidence, ctx=ctx, dtype=dtype, distance=distance)
         self.earlier = [alone([r], share=share, arranged=False, known=known) for r in before]
         alike = next((c for other, c in known if release.same_start(other)), None)
         self.clients = alike or Clients(release, ctx, dtype=dtype)
@@ -162,15 +152,14 @@ class Evidence:
             if distance == "cosine":
                 self.terms.append(upload_cosine(self.uploads, share))
             else:
-                relative = layers == "relative"
-                self.terms.append(UploadLikelihood(self.uploads, relative=relative))
+                self.terms.append(UploadLikelihood(self.uploads))
             shared = opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
                 covers = {n: c.to(ctx.device) for n, c in shared[0].items()}
                 mean = shared[1].to(ctx.device)
                 self.sums.append(UploadSum(uploads=self.uploads, covers=covers, mean=mean))
         if self.view is not None:
-            self.terms.append(self._smashed_term(self.view, draws=draws))
+            self.terms.append(self._smashed_term(self.view))
         self.own = self.terms
         self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
@@ -225,20 +214,17 @@ class Evidence:
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
-    def _smashed_term(self, view: SplitView, *, draws: int) -> Term:
-        tried = [self.clients.weights]
-        if draws and self.spread is not None:
-            tried = self.clients.realised(draws)
+    def _smashed_term(self, view: SplitView) -> Term:
         law = weighed_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
             law = likelihood(view, noises[-1])
-        elif self.spread is not None and self.distance == "likelihood" and not draws:
+        elif self.spread is not None and self.distance == "likelihood":
             precision = self.spread.precision(view.std**2)
             if precision is not None and bool(view.present.all()):
                 law = joint_distance(view, precision)
-        return smashed_term(self.clients, view, tried, law)
+        return smashed_term(self.clients, view, law)
 
     def unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as

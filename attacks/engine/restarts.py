@@ -15,7 +15,6 @@ from attacks.engine.optimisers import Minimum, in_chunks
 from bench.api import Context, Reconstruction
 
 Start = Literal["public", "gray", "uniform", "normal"]
-STARTS: tuple[Start, ...] = ("public", "gray", "uniform", "normal")
 _GUESS_LOGIT = 3.0
 _CANDIDATES = 32
 
@@ -310,7 +309,7 @@ def _public_starts(
     best = losses.nan_to_num(torch.inf, posinf=torch.inf).argsort(dim=1)[:, :count].cpu()
     rows = torch.arange(shape[0])[:, None]
     images = aux_x[picks[rows, best].flatten(0, 1).to(device)].flatten(1)
-    return encoding.vectors(images.to(encoding.dtype)), given[rows, best].flatten(0, 1)
+    return images.to(encoding.dtype), given[rows, best].flatten(0, 1)
 
 
 def _own(rng: torch.Generator) -> torch.Generator:
@@ -343,15 +342,15 @@ class _Draw:
         if not encoding.image:
             return torch.zeros(shape) if plain else self._normal(shape)
         if plain:
-            return encoding.vectors(torch.full(shape, 0.5))
-        return encoding.vectors(torch.rand(shape, generator=self.rng))
+            return torch.full(shape, 0.5)
+        return torch.rand(shape, generator=self.rng)
 
     def again(self) -> Tensor:
         """A milder start [K * D] in place of one whose loss was not finite."""
         drawn = 0.1 * self._normal((self.encoding.pixels,))
         if self.encoding.framed or not self.encoding.image:
             return drawn
-        return self.encoding.vectors((0.5 + drawn).clamp(0, 1))
+        return (0.5 + drawn).clamp(0, 1)
 
     def logits(self) -> Tensor:
         """[K * C] label logits: even for one sample, perturbed for several."""

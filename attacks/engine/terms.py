@@ -278,19 +278,18 @@ class Uploads:
 
 class UploadLikelihood:
     """Negative log-likelihood of the uploads under the public mechanism; the squared distance
-    where nothing is random, if `relative` every tensor's in units of its own observed square."""
+    where nothing is random."""
 
-    def __init__(self, uploads: Uploads, *, relative: bool = False) -> None:
-        self.uploads, self.relative = uploads, relative
+    def __init__(self, uploads: Uploads) -> None:
+        self.uploads = uploads
         self.prepared = lru_cache(maxsize=2)(
             lambda heat: uploads.prepared(uploads.values, uploads.names, heat)
         )
 
     def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
         uploads, prepared = self.uploads, self.prepared(heat)[victims]
-        weight = None if self.weight is None else self.weight[victims]
         sure = uploads.sureness(victims)
-        factors = [f for f in (uploads.mask(victims), weight, sure) if f is not None]
+        factors = [f for f in (uploads.mask(victims), sure) if f is not None]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
             sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
@@ -300,19 +299,6 @@ class UploadLikelihood:
             return (Misfit(loss.sum(dim=1), sent, slope),)
 
         return compare
-
-    @cached_property
-    def weight(self) -> Tensor | None:
-        """[V, D] weights of squared distances, or None for 1."""
-        if not self.relative or self.uploads.law is not None:
-            return None
-        observation, pieces = self.uploads.observation, []
-        for name, value in observation.values.items():
-            seen = torch.where(observation.present[name], value, 0.0).flatten(1)
-            square = seen.square().sum(dim=1, keepdim=True)
-            # A tensor that was all zero says only that: give it the mean weight, not infinity.
-            pieces.append(torch.where(square > 0, 1 / square.clamp_min(_TINY), 0.0).expand_as(seen))
-        return torch.cat(pieces, dim=1) * (observation.square / len(pieces))[:, None]
 
 
 def upload_cosine(uploads: Uploads, share: float) -> Term:
@@ -400,22 +386,19 @@ Law = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
 single activations."""
 
 
-def smashed_term(clients: Clients, view: SplitView, draws: Sequence[State], law: Law) -> Term:
-    """The first step's smashed data, as P candidates would have made it: mean over the draws of
-    the network's weights."""
+def smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
+    """The first step's smashed data, as P candidates would have made it under the mean weights."""
 
     def term(victims: Tensor, heat: float = 0.0) -> Compare:
         present = view.present[victims]
 
         def compare(candidate: Candidate) -> Sequence[Misfit]:
-            first, misfits = candidate.x[:, : clients.training.batch], []
-            for weights in draws:
-                cut = view.made(clients.network, weights, first.flatten(0, 1))
-                cut = cut.unflatten(0, first.shape[:2])
-                both = (torch.where(present, t, 0.0) for t in law(victims, heat, cut.detach()))
-                loss, slope = (t / len(draws) for t in both)
-                misfits.append(Misfit(loss.flatten(1).sum(dim=1), cut, slope))
-            return misfits
+            first = candidate.x[:, : clients.training.batch]
+            cut = view.made(clients.network, clients.weights, first.flatten(0, 1))
+            cut = cut.unflatten(0, first.shape[:2])
+            both = law(victims, heat, cut.detach())
+            loss, slope = (torch.where(present, t, 0.0) for t in both)
+            return (Misfit(loss.flatten(1).sum(dim=1), cut, slope),)
 
         return compare
 

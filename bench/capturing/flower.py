@@ -33,7 +33,7 @@ _MEMORY = "leakbench"
 _LEFT_TO_THE_LOOP = (
     *("variables", "receive", "realize", "mean_realize", "extra_parameters", "third_parties"),
     *("draw", "gradient", "direction", "inspects", "joins", "batch", "say", "hear", "smashed"),
-    *("labels", "features_grad", "finish_uploads", "mix", "aggregate"),
+    *("labels", "features_grad", "mix", "aggregate"),
 )
 """Hooks that need leakbench's own loop: Flower's clients train by themselves."""
 

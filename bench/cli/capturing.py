@@ -79,7 +79,7 @@ def _print_scores(scored: Scored) -> None:
     """Print the figures by metric, and which of leakbench's own these beat."""
     from rich.text import Text
 
-    from bench.metrics.named import TITLES
+    from bench.metrics.named import METRICS
     from bench.report.columns import figure, interval_text
 
     head = f"{scored.cell.name}: {scored.victims} victims, {scored.samples} sample(s) each"
@@ -106,14 +106,14 @@ def _print_scores(scored: Scored) -> None:
         )
         lines += [(name, figure(value, metric)) for name, value in others if value is not None]
         for number, (name, text) in enumerate(lines):
-            table.add_row(TITLES.get(metric, metric) if number == 0 else "", Text(name), Text(text))
+            table.add_row(METRICS[metric].title if number == 0 else "", Text(name), Text(text))
     options.console.print(table)
     against = options.open_table(Text("\nHow much more than leakbench's own, on the same victims"))
     for name in ("answer", "than", "by", "p", "verdict"):
         against.add_column(name, overflow="fold")
     for answer in scored.answers:
         for number, rival in enumerate(answer.against):
-            metric = "" if rival.metric == "ssim" else f"{TITLES.get(rival.metric, rival.metric)} "
+            metric = "" if rival.metric == "ssim" else f"{METRICS[rival.metric].title} "
             sign = "+" if rival.beats else ""
             against.add_row(
                 Text(answer.file if number == 0 else ""),
@@ -255,7 +255,7 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     reconstruction."""
     from bench.capturing.attacking import chosen, least_leak_of
     from bench.contract.messages import UPLOAD_KINDS
-    from bench.metrics.named import TITLES
+    from bench.metrics.named import METRICS
     from bench.names import counted
     from bench.report.columns import figure
 
@@ -269,7 +269,7 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     values = {result.attack: result.means() for result in attacked}
     metrics = [m for m in _SHOWN if any(m in means for means in values.values())]
     for metric in metrics:
-        table.add_column(TITLES.get(metric, metric.replace("_", " ")), justify="right")
+        table.add_column(METRICS[metric].title.replace("_", " "), justify="right")
     if view.truth is not None:
         table.add_column("leakage", justify="right")
     for result in attacked:

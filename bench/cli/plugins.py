@@ -52,7 +52,7 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     import inspect
 
     from bench import data, models, suite
-    from bench.extensions import installed, origin_of
+    from bench.extensions import BrokenImport, installed, origin_of
     from bench.names import MODELS
     from bench.registry import discover
 
@@ -82,7 +82,7 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         origin = origin_of(point)
         try:
             return describe(point.name, data.foreign_loader(point), origin)
-        except UserError as error:
+        except BrokenImport as error:
             return entry(point.name, origin) | {"broken": f"{origin}: {error}"}
 
     def place_of(loader: Any) -> str:

@@ -14,7 +14,7 @@ from bench.errors import UserError
 
 if TYPE_CHECKING:
     from bench.privacy.ledger import Entry
-    from bench.report.accounts import Account, AccountTable
+    from bench.report.accounts import Account
 
 
 def ledger(
@@ -46,6 +46,7 @@ def ledger(
         from bench import suite
         from bench.records import to_json
         from bench.report import accounts
+        from bench.report.frames import csv_of
 
         registry = options.registry_of(plugin)
         settings = suite.parse_pairs(set_ or (), "--set")
@@ -60,7 +61,7 @@ def ledger(
                 registry, defense, settings=settings, facts=known, over=_parse_over(over)
             )
             if csv is not None:
-                options.write_out(csv, table.csv())
+                options.write_out(csv, csv_of(accounts.epsilons(table).to_dict("records")))
     if as_json:
         document = _documents(table) if over else _document(account)
         typer.echo(to_json({"defense": defense, **document}))
@@ -92,25 +93,19 @@ def _document(account: Account) -> dict[str, Any]:
     }
 
 
-def _documents(table: AccountTable) -> dict[str, Any]:
-    lines = [
-        {"over": dict(zip(table.over, place, strict=True)), **_document(account)}
-        for place, account in zip(table.places, table.accounts, strict=True)
-    ]
-    return {"lines": lines}
+def _documents(accounts: Sequence[Account]) -> dict[str, Any]:
+    return {"lines": [{"over": account.place, **_document(account)} for account in accounts]}
 
 
-def _print_table(table: AccountTable) -> None:
+def _print_table(accounts: Sequence[Account]) -> None:
     """Print the table in as many parts as the terminal's width needs, and explain its columns."""
-    from pandas import DataFrame, MultiIndex
+    from bench.report.accounts import epsilons, meanings
 
-    columns = table.columns()
-    frame = DataFrame(
-        {c.head: ["-" if v is None else f"{v:.4g}" for v in c.values] for c in columns},
-        index=MultiIndex.from_tuples(table.places, names=table.over),
-    )
-    text = frame.to_string(line_width=options.console.width, sparsify=False)
-    for line in [text, "", *(f"{column.head}: {column.meaning}" for column in columns)]:
+    frame = epsilons(accounts).set_index(list(accounts[0].place))
+    shown = frame.map(lambda value: "-" if value is None else f"{value:.4g}")
+    text = shown.to_string(line_width=options.console.width, sparsify=False)
+    explained = (f"{n}: {meaning}" for n, meaning in meanings(accounts).items() if n in frame)
+    for line in [text, "", *explained]:
         options.say(line)
 
 

@@ -14,7 +14,7 @@ import typer
 from bench.cli import options
 from bench.cli.options import AsJson, console, open_table, plain_errors, say
 from bench.errors import UserError
-from bench.metrics.named import TITLES
+from bench.metrics.named import METRICS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -123,7 +123,7 @@ def _figure(pair: RowComparison, row: Row, mean: float) -> str:
     if not pair.attack:
         assert row.leak_interval is not None  # it is compared
         return f"leakage {supported(row.leak_interval, row.seeds)}"
-    return f"{pair.attack} {TITLES.get(pair.metric, pair.metric)} {figure(mean, pair.metric)}"
+    return f"{pair.attack} {METRICS[pair.metric].title} {figure(mean, pair.metric)}"
 
 
 def _signed_interval(interval: Interval, metric: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -364,14 +365,6 @@ class Defense:
         """The client's messages of the round's end; chainable."""
         return messages
 
-    def finish_uploads(self, uploads: Mapping[str, list[Message]]) -> Mapping[str, list[Message]]:
-        """The clients' messages of the round's end, by client, after `upload`.
-
-        It serves work that is alike for all clients and pays to be done together, such as
-        encryption on several cores. No client's messages may depend on another's.
-        """
-        return uploads
-
     # --- server, from messages alone ----------------------------------------------------
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """Combine clients' smashed data, or return None for one batch per client. Role: mix."""
@@ -384,10 +377,12 @@ class Defense:
     # --- what is known and what is proven -------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """How an upload is randomised, in order. Attackers are told it (Kerckhoffs)."""
-        return ()
+        if inspect.unwrap(type(self).mechanisms_in) is Defense.mechanisms_in:
+            return ()
+        return self.mechanisms_in(Round())
 
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        """The same for a round of which more is known."""
+        """The same for a round of which more is known; a defense overrides one of the two."""
         return self.mechanisms()
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:

@@ -198,7 +198,6 @@ HOOKS: tuple[Hook, ...] = (
     Hook("labels", "step", "client", in_turn, returns.tensor_like_first),
     Hook("features_grad", "step", "client", in_turn, returns.tensor_like_first),
     Hook("upload", "upload", "client", uploads_in_turn, returns.upload),
-    Hook("finish_uploads", "upload", "client", in_turn, returns.finish_uploads),
     Hook("mix", "step", "server", owner, returns.mix, "mix"),
     Hook("aggregate", "upload", "server", owner, returns.aggregate, "aggregate"),
     Hook("mechanisms", "known", "everybody", together, returns.all_of(Mechanism)),

@@ -256,13 +256,6 @@ def _held_bytes(box: Any) -> int:
     return sum(map(_held_bytes, box)) if isinstance(box, (list, tuple)) else 0
 
 
-def finish_uploads(arguments: tuple[Any, ...], result: Any) -> Problem:
-    """The answer has the clients that were given, and ciphertexts of the size that they say."""
-    if not isinstance(result, Mapping) or set(result) != set(arguments[0]):
-        return f"returned {_kind(result)} that does not have exactly the clients it was given"
-    return _first(_sealed(message) for messages in result.values() for message in messages)
-
-
 def mix(arguments: tuple[Any, ...], result: Any) -> Problem:
     """The answer is mixtures in which every client is, or None."""
     if result is None:

@@ -30,7 +30,7 @@ from bench.data.dataset import (
     validation_part,
 )
 from bench.errors import UserError
-from bench.extensions import BrokenImport, imported, installed, origin_of
+from bench.extensions import BrokenImport, installed, load_entry_point, origin_of
 from bench.foreign import contained, in_one_line
 from bench.names import DATASETS, did_you_mean
 
@@ -59,21 +59,15 @@ def foreign_loader(point: EntryPoint) -> Loader:
     """Return the loader of an entry point.
 
     Raises:
-        UserError: If its name is taken, it cannot be imported, or is no such function; the text is
-            the reason alone.
+        BrokenImport: If its name is taken, it cannot be imported, or is no such function.
     """
     if point.name in LOADERS:
-        raise UserError("the name is taken by a data set of leakbench itself.")
-    try:
-        loader: Loader = imported(point.load, point.module)
-    except BrokenImport as error:
-        raise UserError(str(error)) from error
-    try:
-        parameters = inspect.signature(loader, eval_str=True).parameters
-    except Exception as error:  # an annotation that is no type, or no function at all
-        raise UserError(in_one_line(error)) from error
-    if "seed" not in parameters:
-        raise UserError(f"it must be a function with a keyword argument seed, got {loader!r}.")
+        raise BrokenImport("the name is taken by a data set of leakbench itself.")
+    loader: Loader = load_entry_point(
+        point,
+        lambda value: "seed" in inspect.signature(value, eval_str=True).parameters,
+        "a function with a keyword argument seed",
+    )
     return loader
 
 
@@ -162,7 +156,7 @@ def _check_path(path: str) -> Path:
 def _loader_of(point: EntryPoint) -> Loader:
     try:
         return foreign_loader(point)
-    except UserError as error:
+    except BrokenImport as error:
         raise UserError(f"{_describe(point)} is broken: {error}") from error
 
 

@@ -239,7 +239,6 @@ def _workings(uploaded: Tensor, spent: RoundSeconds, rounds: int) -> Workings:
         sealed=sealed,
         withheld=withheld,
         training=spent.training / rounds,
-        sealing=spent.sealing / rounds,
         parties=spent.parties / rounds,
         aggregation=spent.aggregation / rounds,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bench.contract.attack import Reconstruction
 from bench.metrics.answers import checked
+from bench.metrics.named import METRICS
 from bench.metrics.recognise import Gallery, exact_matches, recognised
 from bench.toolkit import images
 from bench.toolkit.images import same_shape
@@ -111,11 +112,12 @@ def image_values(
     guess: Tensor, x: Tensor, categorical: Sequence[tuple[int, int]]
 ) -> dict[str, Tensor]:
     """Metrics of matched samples [V, K, ...], each the mean over a victim's samples."""
-    error = images.mse(guess, x, sample_dims=x.ndim - 2)
-    values = {"mse": error.mean(dim=1)}
+    values = {"mse": images.mse(guess, x, sample_dims=x.ndim - 2).mean(dim=1)}
     if x.ndim == 5:
+        for name, metric in METRICS.items():
+            if metric.of_images is not None:
+                values[name] = metric.of_images(guess, x).double().mean(dim=1)
         similar = images.ssim(guess, x)
-        values["psnr"] = images.psnr(error).mean(dim=1)
         values["ssim"] = similar.mean(dim=1)
         values["success"] = (similar > 0.9).double().mean(dim=1)
     if categorical:

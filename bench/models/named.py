@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from bench.arguments import checked_arguments
 from bench.errors import UserError
-from bench.extensions import BrokenImport, imported, installed, load_file, origin_of
+from bench.extensions import BrokenImport, installed, load_entry_point, load_file, origin_of
 from bench.foreign import contained, in_one_line
 from bench.models.network import Shape
 from bench.names import MODELS, did_you_mean
@@ -224,11 +224,9 @@ def _load(path: Path) -> ModuleType:
 def _entry_point_maker(name: str) -> Callable[..., Any]:
     point = installed(MODELS)[name]
     try:
-        maker = imported(point.load, point.module)
+        maker: Callable[..., Any] = load_entry_point(point, callable, "a class or function")
     except BrokenImport as error:
         raise UserError(f"model {name} ({origin_of(point)}) is broken: {error}") from error
-    if not callable(maker):
-        raise UserError(f"model {name} ({origin_of(point)}) is neither a class nor a function.")
     return maker
 
 

@@ -216,14 +216,12 @@ def _release_of(
         header = {name: getattr(m, name) for name in _HEADER}
         messages.append(Message(**header, parts=parts, sealed=sealed))
     states = {s: get(s, view.states.get(s)) for s in _STATES}
-    # As the file has it: defenses and threats add to what is known.
-    samples = view.known.samples or view.known.batch * view.known.local_steps
     seen = Seen(
         protocol=view.protocol,
         party=view.party,
         labels=view.labels,
         network=text["network"],
-        known={**text["known"], "samples": samples},
+        known=text["known"],  # as the file has it: defenses and threats add to what is known
         clients=tuple(view.clients),
         messages=tuple(messages),
         server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(view.server)),
@@ -334,8 +332,8 @@ def _read_text(path: Path) -> dict[str, Any]:
         raise _incomplete(path, error) from error
     if not isinstance(text, dict):
         raise _incomplete(path, TypeError("its text is no object"))
-    if text.get("format") not in (1, FORMAT):
-        raise UserError(f"{path}.json has format {text.get('format')!r}, expected 1 or {FORMAT}.")
+    if text.get("format") != FORMAT:
+        raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
     return text
 
 

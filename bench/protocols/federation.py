@@ -72,14 +72,12 @@ class RoundSeconds:
     Attributes:
         training: Local training of all clients.
         uploading: What each client does to its upload by itself.
-        sealing: What is done to all uploads together (`Defense.finish_uploads`).
         parties: Third parties' answers to the server and the clients' uploads.
         aggregation: The server's aggregation, without third parties.
     """
 
     training: float = 0.0
     uploading: float = 0.0
-    sealing: float = 0.0
     parties: float = 0.0
     aggregation: float = 0.0
 
@@ -91,7 +89,7 @@ class RoundSeconds:
     @property
     def of_clients(self) -> float:
         """The seconds that clients spend."""
-        return self.training + self.uploading + self.sealing
+        return self.training + self.uploading
 
 
 @dataclass(kw_only=True)
@@ -282,17 +280,14 @@ class Federation(LocalTraining):
         seconds.training = clock() - began
         self._coordinate("upload", wire, joined, locals_)
         began = clock()
-        drafts: dict[str, list[Message]] = {}
+        uploads: dict[str, list[Message]] = {}
         for client in joined:
             plain = self._plain_upload(client, locals_[client.id], work)
             if observed or client.id in watched:  # copies, since hooks may change what they get
                 result.trained[client.id] = freeze(plain)
                 result.received[client.id] = detached(locals_[client.id].broadcast)
-            drafts[client.id] = self.defense.upload([plain], locals_[client.id], client)
+            uploads[client.id] = self.defense.upload([plain], locals_[client.id], client)
         seconds.uploading = clock() - began
-        began = clock()
-        uploads = self.defense.finish_uploads(drafts)
-        seconds.sealing = clock() - began
         answered = wire.party_seconds
         for client in joined:
             if client.id in result.trained:

@@ -70,7 +70,7 @@ MOST = 10**9
 """What a suite counts, and its seconds, are at most so many."""
 RECORDED = {"recorded": True}
 """Context of validating what an older run recorded: its suite may name a thing twice, which is
-counted once all the same, and its threats have a switch in place of `hears`."""
+counted once all the same."""
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 """Of what a suite holds: no unknown key, no text or truth value for a number, no NaN."""
 _T = TypeVar("_T")
@@ -243,17 +243,10 @@ class ThreatSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _completed(cls, value: Any, info: ValidationInfo) -> Any:
-        """Rounds of the training are in training mode. Runs before version 0.3 had a switch in
-        place of `hears`."""
-        if not isinstance(value, Mapping):
-            return value
-        value = dict(value)
-        if value.get("work") == "as_trained":
-            value.setdefault("mode", "train")
-        if info.context == RECORDED and "hears_broadcast" in value:
-            heard = value.pop("hears_broadcast")
-            value["hears"] = "every_broadcast" if heard else "addressed"
+    def _completed(cls, value: Any) -> Any:
+        """Rounds of the training are in training mode."""
+        if isinstance(value, Mapping) and value.get("work") == "as_trained":
+            return {"mode": "train", **value}
         return value
 
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ class KnownText(_Text):
 
     batch: Size
     local_steps: Steps
-    samples: Size | None = None  # not in format 1, where it is the two multiplied
+    samples: Size
     lr: Annotated[float, Strict(), Field(gt=0, le=1e9)]
     mode: Literal["train", "eval"]
     defense: DefenseText

@@ -198,7 +198,6 @@ class Workings:
         sealed: Share that it sent encrypted.
         withheld: Share that it kept to itself.
         training: Seconds of all clients' local training.
-        sealing: Seconds of what is done to all uploads together, such as encryption.
         parties: Seconds of third parties, such as decryption.
         aggregation: Seconds of the server's aggregation, without third parties.
     """
@@ -207,7 +206,6 @@ class Workings:
     sealed: float
     withheld: float
     training: float
-    sealing: float
     parties: float
     aggregation: float
 

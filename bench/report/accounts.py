@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -23,9 +23,11 @@ from bench.names import did_you_mean
 from bench.privacy.entry import Entry
 from bench.privacy.ledger import account, computable
 from bench.registry import Registry
-from bench.report.frames import csv_of
 from bench.sandbox.audit import Audit, AuditFinding
 from bench.sandbox.hooked import PluginFault
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _STYLES = {"violated": "bold red", "consistent": "green"}
 
@@ -94,75 +96,40 @@ _KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What the ledger says of a defense setting over a run with some facts."""
+    """What the ledger says of a defense setting over a run with some facts; `place`: the values of
+    the keys that were varied."""
 
     defense: Defense
     facts: Facts
     entry: Entry
+    place: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LedgerColumn:
-    """One number at every place of an `AccountTable`.
+def epsilons(accounts: Sequence[Account]) -> DataFrame:
+    """Return a line for every account: the varied values, then those of the columns of `meanings`
+    that have a number."""
+    from pandas import DataFrame
 
-    Attributes:
-        head: Its short name, of which a table has one.
-        meaning: What it is.
-        values: By place; None where there is none.
-    """
+    lines = [
+        {
+            **account.place,
+            "claimed epsilon": account.entry.eps_claimed,
+            "claimed delta": account.entry.claim_delta,
+            "proven epsilon": account.entry.eps_record,
+        }
+        for account in accounts
+    ]
+    return DataFrame(lines, dtype=object).dropna(axis="columns", how="all")
 
-    head: str
-    meaning: str
-    values: tuple[float | None, ...]
 
-
-@dataclass(frozen=True, kw_only=True)
-class AccountTable:
-    """The ledger over settings and facts.
-
-    Attributes:
-        over: The keys that were varied.
-        places: Their values, one of each, for every account.
-    """
-
-    over: tuple[str, ...]
-    places: tuple[tuple[Any, ...], ...]
-    accounts: tuple[Account, ...]
-
-    def columns(self) -> list[LedgerColumn]:
-        """Return the columns of claimed and proven epsilon that have a value."""
-        entries = [a.entry for a in self.accounts]
-        units = dict.fromkeys(e.unit for e in entries if e.unit)
-        columns = [
-            LedgerColumn(
-                head="claimed epsilon",
-                meaning=f"the paper's formula, per {' or '.join(units)}",
-                values=tuple(e.eps_claimed for e in entries),
-            ),
-            LedgerColumn(
-                head="claimed delta",
-                meaning="at which the paper claims it",
-                values=tuple(e.claim_delta for e in entries),
-            ),
-            LedgerColumn(
-                head="proven epsilon",
-                meaning="for one training record over the whole run, at the fact delta",
-                values=tuple(e.eps_record for e in entries),
-            ),
-        ]
-        return [c for c in columns if any(v is not None for v in c.values)]
-
-    def csv(self) -> str:
-        """Return a line for every place: the varied values, then all columns; empty without a
-        number."""
-        columns = {c.head: c.values for c in self.columns()}
-        return csv_of(
-            [
-                dict(zip(self.over, place, strict=True))
-                | {head: values[number] for head, values in columns.items()}
-                for number, place in enumerate(self.places)
-            ]
-        )
+def meanings(accounts: Sequence[Account]) -> dict[str, str]:
+    """Return what the columns of epsilons are."""
+    units = dict.fromkeys(a.entry.unit for a in accounts if a.entry.unit)
+    return {
+        "claimed epsilon": f"the paper's formula, per {' or '.join(units)}",
+        "claimed delta": "at which the paper claims it",
+        "proven epsilon": "for one training record over the whole run, at the fact delta",
+    }
 
 
 def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
@@ -187,7 +154,7 @@ def accounts_over(
     settings: Mapping[str, Any],
     facts: Mapping[str, Any],
     over: Mapping[str, Sequence[Any]],
-) -> AccountTable:
+) -> list[Account]:
     """Return what the ledger says at every combination of some values, the last key's running
     fastest.
 
@@ -202,17 +169,17 @@ def accounts_over(
         UserError: For an unknown key or one that is not clear, and as `account_of` does.
     """
     where = {key: _section_of(registry, defense, key) for key in over}
-    places = tuple(product(*over.values()))
     accounts = []
-    for place in places:
+    for place in product(*over.values()):
         rooms = {"settings": dict(settings), "facts": dict(facts)}
         for key, value in zip(over, place, strict=True):
             room, name = where[key]
             rooms[room][name] = value
         built = registry.defense(defense, rooms["settings"])
         known = checked_facts(rooms["facts"])
-        accounts.append(account_of(built, known, name=defense))
-    return AccountTable(over=tuple(over), places=places, accounts=tuple(accounts))
+        account = account_of(built, known, name=defense)
+        accounts.append(replace(account, place=dict(zip(over, place, strict=True))))
+    return accounts
 
 
 def checked_facts(given: Mapping[str, Any]) -> Facts:

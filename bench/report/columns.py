@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.metrics.intervals import Interval
-from bench.metrics.named import FLOOR_SUFFIX, TITLES, leak
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak
 from bench.records import AttackEntry, Row, WorstCase
 from bench.report import explain
 from bench.report.tables import any_personalised, attack_metrics, idle
@@ -254,8 +254,8 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
             return NOTHING
         (first, text), *others = texts.items()
         return Shown(
-            text=("" if first == "ssim" else f"{TITLES[first]} ") + text,
-            beside=", ".join(f"{TITLES[m]} {t}" for m, t in others),
+            text=("" if first == "ssim" else f"{METRICS[first].title} ") + text,
+            beside=", ".join(f"{METRICS[m].title} {t}" for m, t in others),
             value=text.split("/")[0],
         )
 
@@ -282,7 +282,7 @@ def _case(name: str) -> Callable[[Row], Shown]:
         if not case:
             return NOTHING
         figure = shown_interval(case.interval, case.metric)
-        label = "" if case.metric == "ssim" else f"{TITLES[case.metric]} "
+        label = "" if case.metric == "ssim" else f"{METRICS[case.metric].title} "
         return replace(
             figure,
             text=label + figure.text,
@@ -373,7 +373,7 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
 
 def _attack_column(rows: Sequence[Row], name: str, metric: str) -> Column:
     is_floor = any(r.attacks[name].is_floor for r in rows if name in r.attacks)
-    title = TITLES[metric]
+    title = METRICS[metric].title
     return Column(
         name=f"{name} {title}",
         title=name,

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
-from bench.metrics.named import FLOOR_SUFFIX, METRICS, PERFECT, range_of, sign_of
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
 from bench.records import (
     CONVERGED,
@@ -194,7 +194,7 @@ def _leaks(
         if len(floors[seed]) != len(values):
             return None
     floor = _mean(tuple(chain.from_iterable(f.tolist() for f in floors.values())))
-    way = PERFECT.get(metric, 1.0) - floor
+    way = METRICS[metric].perfect - floor
     victims = {
         seed: tuple(((values - floors[seed]) / way).tolist() if way else [0.0] * len(values))
         for seed, values in scores.items()
@@ -225,5 +225,5 @@ def signed_leak(score: float, floor: float | None, metric: str) -> float:
     number that grows with the leakage."""
     if floor is None:
         return sign_of(metric) * score
-    way = PERFECT.get(metric, 1.0) - floor
+    way = METRICS[metric].perfect - floor
     return (score - floor) / way if way else 0.0

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.files import no_link
-from bench.metrics.named import TITLES, leak
+from bench.metrics.named import METRICS, leak
 from bench.records import Row, Run
 from bench.report import grids
 from bench.report.curves import budget, course, courses
@@ -62,7 +62,7 @@ def attacks_map(rows: Sequence[Row]) -> Heat:
     leaks = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
     return Heat(
         lines=[r.setting for r in rows] if names else [],
-        columns=["selected", *(f"{n} {TITLES[m]}" for n, m in names.items())],
+        columns=["selected", *(f"{n} {METRICS[m].title}" for n, m in names.items())],
         leaks=leaks,
         texts=[["–" if v is None else f"{v:.2f}" for v in line] for line in leaks],
     )

@@ -102,7 +102,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     return csv_of(lines)
 
 
-def csv_of(lines: Sequence[Mapping[str, Any]]) -> str:
+def csv_of(lines: Sequence[Mapping[Any, Any]]) -> str:
     """Return lines of figures as CSV that no spreadsheet takes for formulas."""
     from pandas import DataFrame
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import TITLES, sign_of
+from bench.metrics.named import METRICS, sign_of
 from bench.records import Row
 from bench.report.overview import LOSSES, overview
 from bench.report.paper import GREY, bars, draw_floors, looks, plot, set_log
@@ -58,7 +58,7 @@ def pareto(
         draw_floors(axes, floors, metric)
         _draw_front(axes, spots, sign_of(metric))
         safer = "←" if metric == "ssim" else "→"
-        axes.set(xlabel=f"worst-case {TITLES[metric]} (safer {safer})", ylabel="accuracy")
+        axes.set(xlabel=f"worst-case {METRICS[metric].title} (safer {safer})", ylabel="accuracy")
     return figure
 
 

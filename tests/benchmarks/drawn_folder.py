@@ -38,7 +38,7 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
 }
 THREATS = [
     {"name": name, "victims": VICTIMS, "batch": batch, "local_steps": 1, "labels": False,
-     "mode": "eval", "aux": None, "hears_broadcast": True}
+     "mode": "eval", "aux": None, "hears": "every_broadcast"}
     for name, batch in (("server", 1), ("batch8", 8))
 ]  # fmt: skip
 PROTOCOL = {

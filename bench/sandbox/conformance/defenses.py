@@ -201,18 +201,14 @@ def check_presence(rounds: Rounds) -> str:
 def check_boxes(rounds: Rounds) -> str:
     """Whether what is sealed shows no value of its client."""
     boxes: list[tuple[Sealed, Mapping[str, Tensor]]] = []
-    values: dict[str, Mapping[str, Tensor]] = {}
 
     def uploaded(arguments: tuple[Any, ...], result: Any) -> None:
-        _, local, client = arguments
+        _, local, _ = arguments
         update = {n: local.end[n] - v for n, v in local.broadcast.items()}
-        values[client.id] = {**update, **{f"end {n}": v for n, v in local.end.items()}}
+        values = {**update, **{f"end {n}": v for n, v in local.end.items()}}
+        boxes.extend((s, values) for m in result for s in m.sealed.values())
 
-    def finished(arguments: tuple[Any, ...], result: Any) -> None:
-        for client, messages in result.items():
-            boxes.extend((s, values[client]) for m in messages for s in m.sealed.values())
-
-    watch = Watch(listeners={"upload": uploaded, "finish_uploads": finished})
+    watch = Watch(listeners={"upload": uploaded})
     play(rounds.defense, rounds.main, watch=watch, rounds=1)
     if not boxes:
         raise NotChecked("the defense seals nothing")

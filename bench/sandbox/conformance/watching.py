@@ -176,11 +176,8 @@ class Watch:
         check(hook, arguments, result)
         if name in self.listeners:
             self.listeners[name](arguments, result)
-        if name == "finish_uploads" and self.poisons:
-            return {
-                client: [m.with_parts({n: poisoned(p) for n, p in m.parts.items()}) for m in sent]
-                for client, sent in result.items()
-            }
+        if name == "upload" and self.poisons:
+            return [m.with_parts({n: poisoned(p) for n, p in m.parts.items()}) for m in result]
         return result
 
 
