@@ -2,7 +2,7 @@
 
 A linear layer's weight gradient is outer(db, x), and db is its bias gradient, so
 log|dW_ji| = log|db_j| + log x_i. Cells in the open that are joined by rows and columns fix their
-terms up to one factor (`completed_inputs`). Some defenses have clients list coordinates by falling
+terms up to one factor (`complete_inputs`). Some defenses have clients list coordinates by falling
 magnitude in plain sight, to agree on what to encrypt (MaskCrypt's priority lists). The order of
 many such sums fixes their terms too (additive conjoint measurement, Luce and Tukey 1964; see
 `inputs_by_rank`). The factor follows from public samples.
@@ -23,7 +23,7 @@ from scipy.sparse import block_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from attacks.engine.observation import Release, gradient_estimate, lawless, parsed, unusable
+from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -95,7 +95,7 @@ def inputs_by_rank(
     return np.where(listed.any(axis=0), sizes, 0.0)[:-1]
 
 
-def completed_inputs(
+def complete_inputs(
     gradient: NDArray[np.float64], present: NDArray[np.bool_], public: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
     """Input [F] of the layer from the cells of its gradient that were sent without noise, or None.
@@ -203,7 +203,7 @@ class Analytic(Attack):
     source = "Phong et al. 2018, IEEE TIFS 13(5); Geiping et al., arXiv:2003.14053, Prop. 3.1"
 
     def applies(self, seen: Seen) -> str | None:
-        release = parsed(seen)[-1]
+        release = parse_view(seen)[-1]
         reason = (None if rankings(seen) else unusable(release)) or lawless(release)
         if reason is not None:
             return reason
@@ -217,9 +217,9 @@ class Analytic(Attack):
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        releases = parsed(seen)
+        releases = parse_view(seen)
         layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
-        scale, shift = _standardised(seen, ctx)
+        scale, shift = _standardise(seen, ctx)
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
         rows = int(visible.sum(dim=1).min())
@@ -251,7 +251,7 @@ def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[i
         present = torch.cat(
             [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
         )
-        completed = completed_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
+        completed = complete_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
         if completed is not None:
             inputs[victim] = torch.from_numpy(completed)
     return inputs
@@ -427,7 +427,7 @@ def _first_layer(seen: Seen) -> tuple[str, str | None]:
     return "", None
 
 
-def _standardised(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
+def _standardise(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
     """Scale and shift [F] of each pixel on its way to the first layer, for networks that
     standardise samples before it; 1 and 0 for all others."""
     rng = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import labels_by_sample, negative_bias, rank_labels, read_labels
-from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.observation import lawless, nothing_to_match, parse_view
 from attacks.engine.restarts import Labels
 from bench.api import Context, Seen
 
@@ -24,7 +24,7 @@ class DLG(DeepLeakage):
     source = "Zhu, Liu, Han, arXiv:1906.08935"
 
     def applies(self, seen: Seen) -> str | None:
-        release = parsed(seen)[-1]
+        release = parse_view(seen)[-1]
         return nothing_to_match(release) or lawless(release)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:

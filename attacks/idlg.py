@@ -5,7 +5,7 @@ from __future__ import annotations
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
-from attacks.engine.observation import lawless, parsed, unusable
+from attacks.engine.observation import lawless, parse_view, unusable
 from attacks.engine.restarts import Labels
 from bench.api import Context, Seen
 
@@ -25,7 +25,7 @@ class IDLG(DeepLeakage):
     source = "Zhao, Mopuri, Bilen, arXiv:2001.02610"
 
     def applies(self, seen: Seen) -> str | None:
-        release = parsed(seen)[-1]
+        release = parse_view(seen)[-1]
         return unusable(release) or lawless(release)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:

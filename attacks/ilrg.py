@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from attacks.engine.observation import in_the_clear, lawless, parsed, unusable
-from attacks.engine.orders import united
-from attacks.engine.restored import REFINE, SHRINK, restored_counts
+from attacks.engine.observation import in_the_clear, lawless, parse_view, unusable
+from attacks.engine.orders import unite
+from attacks.engine.restored import REFINE, SHRINK, restore_counts
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.settings import check_number
 
@@ -49,7 +49,7 @@ class ILRG(Attack):
         self.shrink, self.refine = shrink, refine
 
     def applies(self, seen: Seen) -> str | None:
-        release = parsed(seen)[-1]
+        release = parse_view(seen)[-1]
         sent = release.soft_labels
         if sent is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
@@ -60,14 +60,14 @@ class ILRG(Attack):
         return reason
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        releases = parsed(seen)
-        sent = united(releases[-1], ctx).soft_labels
+        releases = parse_view(seen)
+        sent = unite(releases[-1], ctx).soft_labels
         if sent is not None:
             # Of each sample the largest entry: the likeliest under noise of one variance.
             best = torch.nn.functional.one_hot(sent.argmax(dim=-1), sent.shape[-1])
             notes: tuple[str, ...] = ("decoded from the label messages",)
             return Reconstruction(label_counts=best.sum(dim=1), notes=notes)
-        counts, silent, notes = restored_counts(
+        counts, silent, notes = restore_counts(
             releases, ctx, shrink=self.shrink, refine=self.refine
         )
         return Reconstruction(label_counts=counts, failed=silent, notes=notes)

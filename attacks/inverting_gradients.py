@@ -12,9 +12,9 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.observation import lawless, nothing_to_match, parse_view
 from attacks.engine.optimisers import Decay, Evaluate, Minimum, Phase, descend
-from attacks.engine.orders import linked
+from attacks.engine.orders import link
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation
@@ -88,11 +88,11 @@ class InvertingGradients(Attack):
         check_choice("start", self.start, Start)
 
     def applies(self, seen: Seen) -> str | None:
-        release = parsed(seen)[-1]
+        release = parse_view(seen)[-1]
         return nothing_to_match(release) or lawless(release)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        releases = with_private_parts(linked(parsed(seen), ctx, apart=False), ctx)
+        releases = with_private_parts(link(parse_view(seen), ctx, apart=False), ctx)
         evidence = Evidence(releases, ctx, dtype=torch.float32, distance="cosine")
         encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
         given, fading = self.total_variation, None

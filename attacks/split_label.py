@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from attacks.engine.labels import labels_by_slope
-from attacks.engine.observation import FEATURES_GRADIENT, parsed
-from attacks.engine.orders import united
+from attacks.engine.observation import FEATURES_GRADIENT, parse_view
+from attacks.engine.orders import unite
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _DOUBTFUL = 0.25
@@ -30,12 +30,12 @@ class SplitLabel(Attack):
     def applies(self, seen: Seen) -> str | None:
         if not seen.clients:
             return "no client took part in the observed round"
-        if FEATURES_GRADIENT not in parsed(seen)[-1].by_sample:
+        if FEATURES_GRADIENT not in parse_view(seen)[-1].by_sample:
             return "no gradient by features returns to the server"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        labels, doubt = labels_by_slope(united(parsed(seen)[-1], ctx), ctx)
+        labels, doubt = labels_by_slope(unite(parse_view(seen)[-1], ctx), ctx)
         counts = labels.new_zeros(len(labels), ctx.network.classes)
         counts.scatter_add_(1, labels, labels.new_ones(labels.shape))
         doubtful = int((doubt > _DOUBTFUL).sum())

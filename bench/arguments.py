@@ -16,7 +16,7 @@ _MOST = 10**15
 """Of a whole number; a float64 still holds every one up to it."""
 
 
-def checked_arguments(
+def check_arguments(
     function: Callable[..., Any],
     given: Mapping[str, Any],
     *,

@@ -48,7 +48,7 @@ class _FromSource(importlib.machinery.SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def imported(load: Callable[[], T], module: str) -> T:
+def import_foreign(load: Callable[[], T], module: str) -> T:
     """Return what an import of foreign code gives.
 
     Args:
@@ -79,9 +79,9 @@ def load_entry_point(point: EntryPoint, fits: Callable[[Any], bool], expected: s
         expected: That kind in words.
 
     Raises:
-        BrokenImport: As `imported`, and for a value that does not fit.
+        BrokenImport: As `import_foreign`, and for a value that does not fit.
     """
-    value = imported(point.load, point.module)
+    value = import_foreign(point.load, point.module)
     try:
         if fits(value):
             return value
@@ -96,7 +96,7 @@ def load_file(path: Path) -> ModuleType:
 
     Raises:
         UserError: For a file that does not exist or is no Python file.
-        BrokenImport: As `imported`.
+        BrokenImport: As `import_foreign`.
     """
     if not path.is_file():
         raise UserError(f"no such file: {path}.")
@@ -121,7 +121,7 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(own)
     sys.modules[name] = module
     try:
-        imported(partial(own.loader.exec_module, module), name)
+        import_foreign(partial(own.loader.exec_module, module), name)
     except BaseException:
         sys.modules.pop(name, None)
         raise

@@ -35,7 +35,7 @@ def read_bytes(path: Path | str, *, most: int = MOST_BYTES, links: bool = False)
         FileNotFoundError: If there is none.
         UserError: If it is a link, a device, a pipe or a folder, too large, or cannot be read.
     """
-    with _opened(path, links=links) as handle:
+    with _open(path, links=links) as handle:
         size = os.fstat(handle).st_size
         if size > most:
             raise UserError(
@@ -59,13 +59,13 @@ def read_gzip(path: Path | str) -> bytes:
 
 def check_plain(path: Path | str, *, links: bool = False) -> int:
     """The size of a file that a library is to open by its name. Raises as `read_bytes`."""
-    with _opened(path, links=links) as handle:
+    with _open(path, links=links) as handle:
         return os.fstat(handle).st_size
 
 
 def sha256(path: Path | str) -> str:
     """The hash of a file of any size. Raises as `read_bytes`."""
-    with _opened(path, links=False) as handle, os.fdopen(handle, "rb", closefd=False) as file:
+    with _open(path, links=False) as handle, os.fdopen(handle, "rb", closefd=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -81,7 +81,7 @@ def no_link(folder: Path, *names: str) -> Path:
 
 
 @contextmanager
-def _opened(path: Path | str, *, links: bool) -> Iterator[int]:
+def _open(path: Path | str, *, links: bool) -> Iterator[int]:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
     try:
         handle = os.open(path, flags if links else flags | os.O_NOFOLLOW)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import checked_arguments
+from bench.arguments import check_arguments
 from bench.contract.attack import Attack, Judge
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense
@@ -111,7 +111,7 @@ class Registry:
     def _make(self, kind: PluginKind, name: str, settings: Mapping[str, Any], where: str) -> Any:
         cls = self.get(kind, name, where=where).cls
         assert cls is not None
-        checked = checked_arguments(cls, settings, what=f"{kind} '{name}'", where=where)
+        checked = check_arguments(cls, settings, what=f"{kind} '{name}'", where=where)
         try:
             with contained():
                 return cls(**checked)

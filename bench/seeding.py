@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and reports need none
     import torch
 
 
-def derived_seed(seed: int, *names: str | int) -> int:
+def derive_seed(seed: int, *names: str | int) -> int:
     """A 63-bit seed of the stream `names`; streams of different names are independent."""
     text = "\x1f".join(["leakbench", str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -22,9 +22,9 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     device."""
     import torch
 
-    return torch.Generator().manual_seed(derived_seed(seed, *names))
+    return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     """A NumPy generator of a named stream, for splits and resampling."""
-    return np.random.default_rng(derived_seed(seed, *names))
+    return np.random.default_rng(derive_seed(seed, *names))

@@ -88,7 +88,7 @@ def piecewise_variance(v: float, *, epsilon: float) -> float:
     return v * v * small / rest + small * (1 + 3 * small) / (3 * rest * rest)
 
 
-def sampled_dimensions(epsilon: float, size: int) -> int:
+def count_sampled_dimensions(epsilon: float, size: int) -> int:
     """k = max(1, min(d, floor(epsilon / 2.5))), how many of d = `size` values are sent."""
     return max(1, min(size, math.floor(epsilon / 2.5)))
 
@@ -222,15 +222,17 @@ class PMPiecewise(BoundedLDP):
 
     def _samples(self, size: int) -> int:
         """How many of so many values are sent."""
-        return sampled_dimensions(self.epsilon, size) if self.dimensions == "sampled" else size
+        return (
+            count_sampled_dimensions(self.epsilon, size) if self.dimensions == "sampled" else size
+        )
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         if self.dimensions == "each":
             return super().upload(messages, local, client)
         rng = client.rng["defense"]
-        return change_uploads(messages, self.target, local, lambda m: self._sampled(m, rng))
+        return change_uploads(messages, self.target, local, lambda m: self._sample(m, rng))
 
-    def _sampled(self, plain: Message, rng: torch.Generator) -> Message:
+    def _sample(self, plain: Message, rng: torch.Generator) -> Message:
         """Algorithm 4. Its zeros are told by where they are alone."""
         sizes = [p.values.numel() for p in plain.parts.values()]
         size = sum(sizes)

@@ -136,7 +136,7 @@ def signs(slots: int) -> np.ndarray:
     return signs
 
 
-def encoded(values: Tensor, parameters: Parameters) -> np.ndarray:
+def encode(values: Tensor, parameters: Parameters) -> np.ndarray:
     """Encoded values [ciphertexts, slots]: on the grid, signed, zeros at the end.
 
     TenSEAL would repeat a short vector instead, which shows its length in the ciphertext's size.
@@ -285,5 +285,5 @@ def encrypt(values: Tensor, public_context: bytes) -> list[bytes]:
     import tenseal
 
     context, parameters = open_context(public_context)
-    rows = encoded(values, parameters)
+    rows = encode(values, parameters)
     return [checked(tenseal.ckks_vector(context, row.tolist()).serialize()) for row in rows]

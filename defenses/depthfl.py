@@ -53,7 +53,7 @@ class DepthFL(Defense):
         with torch.no_grad():
             for stage in (s for s in network.cuts if s in stages):
                 x = network.run(params, x, first=stage, last=stage, mode="train")
-                features = pooled(x).shape[1]
+                features = pool(x).shape[1]
                 shapes = {"weight": (network.classes, features), "bias": (network.classes,)}
                 for name, shape in shapes.items():
                     uniform = uniform_like(x.new_zeros(shape), rng=rng)
@@ -82,7 +82,7 @@ class DepthFL(Defense):
         return (Unprotected(what="the update", why="it is sent without noise"),)
 
 
-def pooled(x: Tensor) -> Tensor:
+def pool(x: Tensor) -> Tensor:
     """Mean over places [B, F, H, W] or tokens [B, N, F] -> [B, F]; flat features as they are."""
     return x.mean(dim=(2, 3)) if x.ndim == 4 else x.mean(dim=1) if x.ndim == 3 else x
 
@@ -113,7 +113,7 @@ def _logits(loss: Loss, variables: State, x: Tensor) -> list[Tensor]:
         name = f"{stage}.{_EXIT}."
         if name + "weight" in weights:
             output = torch.nn.functional.linear(
-                pooled(output), weights[name + "weight"], weights[name + "bias"]
+                pool(output), weights[name + "weight"], weights[name + "bias"]
             )
         found.append(output)
     return found

@@ -235,14 +235,14 @@ class EncryptedZone(Defense):
             total = torch.stack([p.values for p in parts]).where(present, 0.0).sum(dim=0)
             count = present.sum(dim=0).clamp_min(1)
             new[name] = new[name] + total / (len(parts) if over == "all" else count)
-        for name, values in self._opened(server, uploads).items():
+        for name, values in self._open(server, uploads).items():
             covers = next(m.sealed[name].covers for m in uploads if name in m.sealed)
             total = torch.zeros_like(new[name])
             total[covers] = values.to(total)
             new[name] = new[name] + total / len(uploads)
         return new
 
-    def _opened(self, server: Server, uploads: Sequence[Message]) -> dict[str, Tensor]:
+    def _open(self, server: Server, uploads: Sequence[Message]) -> dict[str, Tensor]:
         """Sums of the encrypted coordinates by name; empty where nothing was encrypted."""
         boxes = [m.sealed[CIPHERTEXT].box for m in uploads if CIPHERTEXT in m.sealed]
         if not boxes or any(box is None for box in boxes):

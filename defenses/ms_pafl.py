@@ -226,7 +226,7 @@ class MSPAFL(Defense):
     def _global_model(self, facts: Facts) -> tuple[float, float]:
         """(epsilon, delta) of Theorem 4 over all rounds."""
         one = self._one_round(facts)
-        return theorems.composed(*one, rounds=facts.rounds, delta_tilde=self.delta_tilde)
+        return theorems.compose(*one, rounds=facts.rounds, delta_tilde=self.delta_tilde)
 
     def _one_client(self, facts: Facts) -> float:
         """Epsilon of Theorem 3 over all rounds, for C = 1 as in the paper."""

@@ -49,7 +49,7 @@ def c0(*, delta: float, clip_norm: float) -> float:
     return math.sqrt(math.log(1 / delta) / math.log(1.25 / delta)) / (2 * clip_norm)
 
 
-def composed(
+def compose(
     epsilon_c: float, delta_c: float, *, rounds: int, delta_tilde: float
 ) -> tuple[float, float]:
     """Theorem 4 (Eq. 23) over `rounds` rounds; inf where it overflows. delta is not cut at 1."""

@@ -78,11 +78,11 @@ class Quantise(Defense):
                 continue
             update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
             rng = client.rng["defense"]
-            parts = {n: self._rounded(p, rng) for n, p in update.parts.items()}
+            parts = {n: self._round(p, rng) for n, p in update.parts.items()}
             out += [update.with_parts(parts), self._grid(update, parts)]
         return out
 
-    def _rounded(self, part: Part, rng: torch.Generator) -> Part:
+    def _round(self, part: Part, rng: torch.Generator) -> Part:
         """The part with its present values on the grid that they span."""
         shown = part.presence()
         given = part.values[shown].cpu()

@@ -78,7 +78,7 @@ def public_key(secret: bytes) -> int:
     return pow(_GENERATOR, int.from_bytes(secret, "big"), _PRIME)
 
 
-def agreed(secret: bytes, other: int) -> bytes:
+def agree_on_seed(secret: bytes, other: int) -> bytes:
     """The seed that two clients share, from one's secret and the other's public key."""
     shared = pow(other, int.from_bytes(secret, "big"), _PRIME)
     return hashlib.sha256(shared.to_bytes(_PUBLIC_BYTES, "big")).digest()
@@ -242,7 +242,7 @@ class SecureAggregation(Defense):
         total = self.encoded(values, client.rng["defense"])
         total = total + mask_of(client.memory[_SEED], len(total))
         for other, key in client.plan[_KEY].items():
-            seed = agreed(client.memory[_SECRET], key)
+            seed = agree_on_seed(client.memory[_SECRET], key)
             total = total + pair_mask(client.id, other, seed, len(total))
         box = (total % MODULUS).numpy().astype("<u4").tobytes()
         sealed = {n: Sealed(n_bytes=0, covers=c) for n, c in covers.items()}
@@ -262,7 +262,7 @@ class SecureAggregation(Defense):
         state = {**server.state, **(server.trained or {})}
         state = {n: state[n] for n in server.state}
         if not arrived:
-            return self._rehearsed(state, uploads, server)
+            return self._rehearse(state, uploads, server)
         mean = self._mean(server, arrived, _keys(messages))
         if mean is None:
             return state
@@ -272,7 +272,7 @@ class SecureAggregation(Defense):
         server.ask(noted.with_parts({n: Part(values=v) for n, v in mean.items()}))
         return {**state, **{n: server.state[n] + v for n, v in mean.items()}}
 
-    def _rehearsed(self, state: State, uploads: Sequence[Message], server: Server) -> State:
+    def _rehearse(self, state: State, uploads: Sequence[Message], server: Server) -> State:
         """Of updates that nobody masked; without any, of a round in which all dropped out."""
         found = dict(state)
         for name in found:
@@ -314,7 +314,7 @@ class SecureAggregation(Defense):
         for lost in set(keys) - set(arrived):
             secret = told[f"{lost} {_SECRET}"]
             for name in arrived:  # whose mask for the pair found no partner
-                total -= pair_mask(name, lost, agreed(secret, keys[name]), length)
+                total -= pair_mask(name, lost, agree_on_seed(secret, keys[name]), length)
         mean = self.decoded(total % MODULUS, len(arrived)) / len(arrived)
         found = {}
         pieces = mean.split([int(c.sum()) for c in covers.values()])

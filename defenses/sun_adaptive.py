@@ -127,7 +127,7 @@ class SunAdaptive(Duchi):
         """Shuffled: with what Theorem 3.1 of Feldman et al. proves for one value."""
         constants = super().constants(facts)
         if self.shuffled:
-            constants["eps_one_value_shuffled"] = shuffled_epsilon(
+            constants["eps_one_value_shuffled"] = compute_shuffled_epsilon(
                 self.epsilon, clients=facts.sampled, delta=facts.delta
             )
         return constants
@@ -157,7 +157,7 @@ def is_split_up(message: Message) -> bool:
 
 def mean_of_split_up(server: Server, messages: Sequence[Message]) -> State:
     """The new state, the mean of all uploads, which the server notes of those that were split."""
-    opened = [_opened(m) if is_split_up(m) else m for m in messages]
+    opened = [_open(m) if is_split_up(m) else m for m in messages]
     mean = mean_over_present(server, [filled(m, base=server.state) for m in opened])
     arrived = [m for m in messages if is_split_up(m)]
     if arrived:
@@ -174,12 +174,12 @@ def mean_of_split_up(server: Server, messages: Sequence[Message]) -> State:
     return {n: v if n in sent else trained.get(n, v) for n, v in mean.items()}
 
 
-def _opened(message: Message) -> Message:
+def _open(message: Message) -> Message:
     parts = {n: s.box for n, s in message.sealed.items()}
     return replace(message, parts=parts, sealed={})
 
 
-def shuffled_epsilon(epsilon: float, *, clients: int, delta: float) -> float:
+def compute_shuffled_epsilon(epsilon: float, *, clients: int, delta: float) -> float:
     """What shuffling proves for one value of one round, at `delta`; `epsilon` itself where it
     proves no more.
 

@@ -30,7 +30,7 @@ from bench.report.accounts import (
     Account,
     account_of,
     accounts_over,
-    checked_facts,
+    check_facts,
     epsilons,
 )
 from defenses import ms_pafl_theorems as theorems
@@ -503,7 +503,7 @@ def main(arguments: Sequence[str]) -> str:
     settings = suite.parse_pairs(asked.set, "--set")
     known = suite.parse_pairs([f for f in asked.facts.split(",") if f], "--facts")
     if not asked.over:
-        facts = checked_facts(known)
+        facts = check_facts(known)
         found = account_of(registry.defense(asked.defense, settings), facts, name=asked.defense)
         with computable(found.defense, facts):
             some = formulas(found.defense, facts)

@@ -7,7 +7,7 @@ import torch
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Distance, Evidence
 from attacks.engine.matching import Matcher
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from attacks.engine.private import with_private_parts
 from attacks.engine.terms import total_variation as variation
 from bench.contract.attack import Context, Seen
@@ -18,7 +18,7 @@ def evidence_for(
     distance: Distance = "likelihood",
 ) -> Evidence:  # fmt: skip
     """What was seen, with what clients kept to themselves estimated."""
-    found = with_private_parts(parsed(seen), ctx)
+    found = with_private_parts(parse_view(seen), ctx)
     return Evidence(found, ctx, dtype=dtype, distance=distance)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.engine import clients
 from attacks.engine.clients import Clients, ObservedTraining, Simulated
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from attacks.idlg import IDLG
 from bench.contract.compose import Composed
 from bench.contract.defense import Client, Defense, Local
@@ -227,7 +227,7 @@ def test_an_attacker_knows_how_sure_directions_are_under_drawn_masks(digits: Dat
     for defense in (adam(10.0), PMSFL(lr_scale=10.0), Noted(optimizer="adam")):
         seen, _ = at_init(digits, network, defense, 1)
         clients = Clients(
-            parsed(seen)[-1], context_for(digits, network, defense), dtype=torch.float32
+            parse_view(seen)[-1], context_for(digits, network, defense), dtype=torch.float32
         )
         found[type(defense).__name__, defense.optimizer] = clients.simulated.sureness
     assert found["PMSFL", "sgd"] == found["Noted", "adam"] == {}

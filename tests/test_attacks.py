@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.dlg import DLG
 from attacks.engine import deep_leakage
 from attacks.engine.encoding import Encoding
-from attacks.engine.observation import gradient_estimate, parsed
+from attacks.engine.observation import gradient_estimate, parse_view
 from attacks.engine.terms import roughness
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
@@ -278,7 +278,10 @@ def test_the_weights_estimate_takes_signs_from_the_broadcast(digits: Dataset) ->
     defense = SPM(epsilon=3.9, variant="sign_rr")
     seen, _ = seen_under(digits, network, defense, clients=2)
     plain, _ = seen_under(digits, network, Defense(), clients=2)
-    estimate, exact = gradient_estimate(parsed(seen)[-1]), gradient_estimate(parsed(plain)[-1])
+    estimate, exact = (
+        gradient_estimate(parse_view(seen)[-1]),
+        gradient_estimate(parse_view(plain)[-1]),
+    )
     for name in ("head.weight", "head.bias"):
         close = (estimate.values[name] - exact.values[name]).abs() < 1e-4
         assert float(close.double().mean()) > 0.8

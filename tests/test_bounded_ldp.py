@@ -34,14 +34,14 @@ from defenses.bounded_ldp import (
     PNPM,
     Duchi,
     PMPiecewise,
+    count_sampled_dimensions,
     duchi,
     duchi_variance,
     piecewise,
     piecewise_shape,
     piecewise_variance,
-    sampled_dimensions,
 )
-from defenses.sun_adaptive import SunAdaptive, shuffled_epsilon
+from defenses.sun_adaptive import SunAdaptive, compute_shuffled_epsilon
 from tests.conftest import federation_of, network_for, seen_under
 from tests.docs_modules import formulas
 from tests.oracle import spm as spm_oracle
@@ -239,7 +239,7 @@ def test_so_many_dimensions_are_sampled_as_algorithm_4_says(
     epsilon: float, size: int, count: int
 ) -> None:
     """k = max(1, min(d, floor(epsilon / 2.5)))."""
-    assert sampled_dimensions(epsilon, size) == count
+    assert count_sampled_dimensions(epsilon, size) == count
     defense = PMPiecewise(epsilon=epsilon, bound=0.1, dimensions="sampled")
     part = uploaded(defense, torch.full((size,), 0.05)).parts["p"]
     assert int(part.presence().sum()) == count
@@ -290,7 +290,7 @@ def test_a_sampled_upload_costs_epsilon_as_a_whole_whatever_its_size(epsilon: fl
     facts = Facts(parameters=10**6, rounds=20, participations=12)
     entry = account(defense, facts)
     assert (entry.eps_claimed, entry.claim_delta, entry.unit) == (12 * epsilon, 0.0, "client")
-    count = sampled_dimensions(epsilon, 10**6)
+    count = count_sampled_dimensions(epsilon, 10**6)
     expected = epsilon_of_coins(12 * count, epsilon / count, facts.delta)
     assert entry.eps_record == pytest.approx(expected, rel=1e-9)
     assert entry.eps_record <= 12 * epsilon
@@ -419,8 +419,10 @@ def test_shuffling_proves_nothing_more_for_a_record() -> None:
 
 def test_what_shuffling_proves_is_the_closed_form_by_hand() -> None:
     """n = 10^6, epsilon = 1, delta = 1e-6: log(1 + 0.46212 (8 sqrt(e 15.2018 / n) + 8 e / n))."""
-    assert shuffled_epsilon(1.0, clients=10**6, delta=1e-6) == pytest.approx(0.0234968, rel=1e-4)
-    assert shuffled_epsilon(1.0, clients=600, delta=1e-6) == 1.0  # log(n / 232) < 1
+    assert compute_shuffled_epsilon(1.0, clients=10**6, delta=1e-6) == pytest.approx(
+        0.0234968, rel=1e-4
+    )
+    assert compute_shuffled_epsilon(1.0, clients=600, delta=1e-6) == 1.0  # log(n / 232) < 1
 
 
 @pytest.mark.parametrize(("epsilon", "clients"), [(0.5, 2000), (1.0, 20_000), (3.0, 100_000)])
@@ -428,7 +430,7 @@ def test_counts_of_shuffled_values_keep_what_is_proven(epsilon: float, clients: 
     """Both ends of one client's interval beside others that all are at the lower end: the exact
     delta of the two laws of the count."""
     delta = 1e-5
-    proven = shuffled_epsilon(epsilon, clients=clients, delta=delta)
+    proven = compute_shuffled_epsilon(epsilon, clients=clients, delta=delta)
     assert proven < epsilon
     low = 1 / (1 + math.exp(epsilon))
     ups = np.arange(clients + 1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.errors import UserError
-from bench.harness.executors.task import Executor, Outcomes, Task, guarded
+from bench.harness.executors.task import Executor, Outcomes, Task, guard
 from bench.harness.keys import Keys
 from bench.harness.launch import local
 from bench.harness.plan import Plan
@@ -53,7 +53,7 @@ def replaying(made: Store) -> Executor:
     def go(tasks: deque[Task]) -> Outcomes:
         while tasks:
             task = tasks.popleft()
-            yield task, guarded(lambda task=task: copy(task))  # type: ignore[arg-type,misc]
+            yield task, guard(lambda task=task: copy(task))  # type: ignore[arg-type,misc]
 
     return go
 

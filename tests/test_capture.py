@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import bench
 from attacks.engine.clients import ObservedTraining, Simulated
-from bench.capturing.attacking import attack_view, chosen, leak_of, read_views
+from bench.capturing.attacking import attack_view, choose_answers, leak_of, read_views
 from bench.capturing.opacus import noised_by
 from bench.capturing.recording import Noised
 from bench.cli import app
@@ -144,7 +144,7 @@ def test_an_attack_rebuilds_the_samples_of_a_loop_that_is_not_ours(
     assert torch.allclose(load_truth(tmp_path / "seen-truth.safetensors").x[0], x[:1], atol=1e-6)
     (floor,) = bench.attack(tmp_path / "seen", "prior_only", model=net)
     assert leak_of(floor) < 0.5  # type: ignore[operator]
-    assert chosen([analytic[0], floor]) == ["analytic"]
+    assert choose_answers([analytic[0], floor]) == ["analytic"]
 
 
 def test_clients_that_began_alike_are_attacked_together(

@@ -17,7 +17,7 @@ from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
 from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
-from defenses.depthfl import DepthFL, local_loss, pooled
+from defenses.depthfl import DepthFL, local_loss, pool
 from tests.conftest import context_for, federation_of, network_for, seen_under
 from tests.matchers import matcher_for
 
@@ -51,7 +51,7 @@ def test_the_local_loss_is_cross_entropies_and_pairwise_divergences() -> None:
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 5, 3), (2, 3)])
 def test_places_and_tokens_are_averaged(shape: tuple[int, ...]) -> None:
     x = torch.arange(math.prod(shape)).float().view(shape)
-    found = pooled(x)
+    found = pool(x)
     assert found.shape == (2, 3)
     over = {4: (2, 3), 3: (1,), 2: ()}[len(shape)]
     assert torch.equal(found, x.mean(dim=over) if over else x)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from bench.contract.defense import Client
 from bench.contract.events import Facts
 from bench.contract.messages import SERVER, Message, Part
@@ -360,7 +360,7 @@ def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> N
         digits, network_for(digits), defense, protocol="splitfed", clients=4,
         split={"cut": "block1", "labels": "shared"}, batch=2,
     )  # fmt: skip
-    ((values, present),) = parsed(seen)[-1].by_sample["smashed"]
+    ((values, present),) = parse_view(seen)[-1].by_sample["smashed"]
     told = {i: p.values for m in seen.messages if m.kind == "patches" for i, p in m.parts.items()}
     assert sorted(told) == sorted(seen.clients)
     for client, value, there in zip(seen.clients, values, present, strict=True):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bench.api import FloatOrInf
-from bench.arguments import checked_arguments
+from bench.arguments import check_arguments
 from bench.cli import app
 from bench.contract.defense import Defense
 from bench.contract.events import Facts
@@ -127,7 +127,7 @@ class Overflowing(Defense):
 
 @pytest.mark.parametrize("level", [1e300, math.inf])
 def test_a_sentence_names_the_setting_that_overflows(level: float) -> None:
-    assert checked_arguments(Overflowing, {"level": level}, what="x")
+    assert check_arguments(Overflowing, {"level": level}, what="x")
     with pytest.raises(UserError, match=rf"with level={level:g}\.".replace("+", r"\+")):
         account(Overflowing(level=level), Facts(parameters=1))
 

@@ -33,7 +33,7 @@ from bench.data import load_dataset
 from bench.data.dataset import checked
 from bench.errors import UserError
 from bench.registry import discover
-from bench.report.accounts import checked_facts
+from bench.report.accounts import check_facts
 from tests.conftest import part
 
 REGISTRY = discover()
@@ -235,7 +235,7 @@ def test_settings_make_a_plugin_or_a_sentence(case: tuple[str, str, dict[str, An
 @ANY_TIME
 def test_facts_are_facts_or_a_sentence(facts: dict[str, Any]) -> None:
     try:
-        assert checked_facts({"parameters": 10} | facts).parameters >= 1
+        assert check_facts({"parameters": 10} | facts).parameters >= 1
     except UserError as error:
         sentence(error)
 

@@ -13,7 +13,7 @@ from attacks.analytic import Analytic, LayerGradient
 from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
 from attacks.engine.inverter import Inverter
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from attacks.engine.regression import LAMBDAS, fit
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
@@ -318,14 +318,14 @@ def test_tabular_samples_are_decoded() -> None:
 
 def test_draws_differ_under_noise_and_images_are_mirrored_without(digits: Dataset) -> None:
     seen, _, ctx = smashed(digits, "lenet", "block2", std=0.05)
-    noisy = Channel(parsed(seen), ctx, max_features=4096)
+    noisy = Channel(parse_view(seen), ctx, max_features=4096)
     assert noisy.random
     pairs = noisy.pairs(group=3)
     rows = pairs.blocks["smashed"].view(-1, 3, 192)
     assert pairs.real.view(-1, 3).all(dim=0).tolist() == [True, False, True]
     assert float((rows[:, 0] - rows[:, 2]).std()) == pytest.approx(0.05 * 2**0.5, rel=0.05)
     seen, _, ctx = smashed(digits, "lenet", "block2")
-    clean = Channel(parsed(seen), ctx, max_features=4096)
+    clean = Channel(parse_view(seen), ctx, max_features=4096)
     assert not clean.random
     pairs = clean.pairs(group=2)
     x = pairs.x.view(-1, 2, 1, 16, 16)
@@ -349,7 +349,7 @@ class HidesHalf(Defense):
 @pytest.mark.slow
 def test_absent_values_become_zero_with_their_pattern_beside(digits: Dataset) -> None:
     case = updates(digits, "lenet", HidesHalf(), clients=4)
-    channel = Channel(parsed(case[0]), case[2], max_features=100_000)
+    channel = Channel(parse_view(case[0]), case[2], max_features=100_000)
     for blocks in (channel.blocks, channel.pairs(group=1).blocks):
         values, shown = (blocks[f"{p}block1.conv.weight"] for p in ("", "presence "))
         assert bool((values[shown == 0] == 0).all())
@@ -360,7 +360,7 @@ def test_absent_values_become_zero_with_their_pattern_beside(digits: Dataset) ->
 def test_the_input_of_a_linear_layer_is_read_whatever_the_label(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth, ctx = updates(digits, "lenet")
-    found = Channel(parsed(seen), ctx, max_features=4096).blocks["input head.weight"]
+    found = Channel(parse_view(seen), ctx, max_features=4096).blocks["input head.weight"]
     expected = network.features(seen.before, truth.x[:, 0])
     assert torch.allclose(found, expected, atol=1e-4)
     both = torch.ones(2, 3, 4, dtype=torch.bool)
@@ -386,7 +386,7 @@ def test_the_sketch_preserves_inner_products() -> None:
 
 def test_a_wide_update_is_sketched(digits: Dataset) -> None:
     case = updates(digits, "lenet", clients=4)
-    blocks = Channel(parsed(case[0]), case[2], max_features=1024).blocks
+    blocks = Channel(parse_view(case[0]), case[2], max_features=1024).blocks
     assert sum(b.shape[1] for b in blocks.values()) < 2000
     assert run(Ridge(max_features=1024, rows=360), digits, case) > floor_of(digits, case[1]) + 0.1
 
@@ -452,7 +452,7 @@ def test_the_decoder_holds_something_out_however_few_rows_are_like_the_victims(
 ) -> None:
     """A random fifth of all public images mostly holds none of two."""
     seen, _, ctx = smashed(digits, "lenet", "block2", budget=1, clients=1)
-    channel = Channel(parsed(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx, max_features=4096)
     inverter = Inverter(channel, ctx, rows=40)
     (piece,) = {id(p.pairs): p for p in inverter.pieces}.values()
     few = torch.arange(len(piece.judged)) < 2 * piece.pairs.group

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence
-from attacks.engine.observation import parsed
-from attacks.engine.orders import _exchanges, _shuffled
+from attacks.engine.observation import parse_view
+from attacks.engine.orders import _exchanges, _shuffle
 from attacks.idlg import IDLG
 from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
@@ -43,7 +43,7 @@ def seen_in_epochs(
 
 def evidence_of(data: Dataset, seen: Seen) -> Evidence:
     return Evidence(
-        parsed(seen), context_for(data, network_for(data), Defense()), dtype=torch.float64
+        parse_view(seen), context_for(data, network_for(data), Defense()), dtype=torch.float64
     )
 
 
@@ -106,7 +106,7 @@ def test_every_epoch_uses_every_sample_once_whatever_is_exchanged(
     samples: int, epochs: int, batch: int, seed: int
 ) -> None:
     rng = torch.Generator().manual_seed(seed % 2**31)
-    places = _shuffled(samples, samples * epochs, rng)
+    places = _shuffle(samples, samples * epochs, rng)
     for epoch in range(epochs):
         first = epoch * samples
         for one, other in _exchanges(first, first + samples, batch, rng).tolist():

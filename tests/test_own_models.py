@@ -21,7 +21,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
 from bench.harness.launch import executor_of, planned
-from bench.models import bare_parameters, build, hand, unwrapped
+from bench.models import bare_parameters, build, hand, unwrap
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
 from bench.sandbox.conformance.plugins import check_plugins
@@ -89,7 +89,7 @@ def test_a_module_runs_as_it_is(name: str) -> None:
     assert isinstance(network, ModuleNetwork)
     network.check()
     torch.manual_seed(0)
-    module = unwrapped(strangers.HANDLED[name](CLASSES)).train()
+    module = unwrap(strangers.HANDLED[name](CLASSES)).train()
     x, y = torch.rand(8, 1, 16, 16, generator=generator(0, "x")), torch.arange(8) % CLASSES
     module(x)  # gives lazy layers their shapes
     own = bare_parameters(module)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine import deep_leakage, matching
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from attacks.engine.private import with_private_parts
 from attacks.judge import Likelihood
 from bench.contract.attack import Reconstruction, Seen
@@ -59,7 +59,7 @@ def test_a_surrogate_of_the_private_half_opens_a_trained_clients_image(
 ) -> None:
     """With the first values in its place, twenty rounds on, idlg gets nowhere near."""
     network, defense, seen, _ = trained
-    (own,) = with_private_parts(parsed(seen), context_for(digits, network, defense))
+    (own,) = with_private_parts(parse_view(seen), context_for(digits, network, defense))
     kept = private_coordinates(seen.before, 0.5)
     for name, value in own.before.items():
         assert torch.equal(value[~kept[name]], seen.before[name][~kept[name]])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.engine.observation import gradient_estimate, parsed
+from attacks.engine.observation import gradient_estimate, parse_view
 from bench.contract.defense import Server, unmet
 from bench.contract.events import Facts
 from bench.contract.mechanisms import Mechanism
@@ -329,7 +329,7 @@ def test_masks_cover_the_bottom_submodel_and_never_a_head_unless_told(digits: Da
             assert bool(torch.equal(seen.before[name], seen.initial[name]))
             assert not torch.equal(part.values, seen.before[name])
             # One step of the sample's gradient, which the engine reads off as it was sent.
-            estimate = gradient_estimate(parsed(seen)[-1]).values[name][
+            estimate = gradient_estimate(parse_view(seen)[-1]).values[name][
                 seen.clients.index("client-0")
             ]
             expected = (seen.before[name] - part.values).double() / seen.known["lr"]

@@ -12,7 +12,7 @@ import attacks.engine.channel
 import attacks.engine.deep_leakage
 from attacks.dlg import DLG
 from attacks.engine.labels import labels_by_slope
-from attacks.engine.observation import Release, parse, parsed, split_view, withheld
+from attacks.engine.observation import Release, parse, parse_view, split_view, withheld
 from attacks.engine.private import Drift, with_private_parts
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
@@ -137,7 +137,7 @@ def test_a_withheld_head_is_estimated_too(alone: Case) -> None:
 
 
 def estimate(seen: Seen, ctx: Context) -> Release:
-    (one,) = with_private_parts(parsed(seen), ctx)
+    (one,) = with_private_parts(parse_view(seen), ctx)
     return one
 
 
@@ -158,7 +158,7 @@ def test_nothing_changes_where_nothing_has_drifted(
     monkeypatch.setattr(Drift, "surrogate", refused)
     network = network_for(digits)
     seen, _ = trained(digits, network, defense, rounds=rounds)
-    assert estimate(seen, context(digits, network, defense, seen)) is parsed(seen)[0]
+    assert estimate(seen, context(digits, network, defense, seen)) is parse_view(seen)[0]
 
 
 def test_stages_that_have_not_drifted_are_taken_as_broadcast(digits: Dataset) -> None:
@@ -166,7 +166,7 @@ def test_stages_that_have_not_drifted_are_taken_as_broadcast(digits: Dataset) ->
     network, defense = network_for(digits), Standalone()
     seen, _ = trained(digits, network, defense, rounds=0)
     late = replace(seen, messages=tuple(replace(m, round=5) for m in seen.messages))
-    assert estimate(late, context(digits, network, defense, seen)) is parsed(late)[0]
+    assert estimate(late, context(digits, network, defense, seen)) is parse_view(late)[0]
 
 
 def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
@@ -237,7 +237,7 @@ def test_noise_on_smashed_data_is_not_counted_twice(alone: Case) -> None:
     known = {**alone.seen.known, "mechanisms": mechanisms}
     seen = replace(alone.seen, messages=messages, known=known)
     estimated = estimate(seen, alone.ctx)
-    assert estimated is not parsed(seen)[0]
+    assert estimated is not parse_view(seen)[0]
     view = split_view(estimated, dtype=torch.float32, device=alone.ctx.device)
     assert view is not None
     assert std < view.std < 1.05 * std

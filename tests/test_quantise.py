@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.api import Defense, Local, Message, Part, Quantised, Reconstruction
@@ -164,7 +164,9 @@ def test_the_nearest_of_127_steps_is_an_interval_that_the_true_samples_hit(
 ) -> None:
     network, defense = network_for(digits), Quantise(how="int8")
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
-    evidence = Evidence(parsed(seen), context_for(digits, network, defense), dtype=torch.float64)
+    evidence = Evidence(
+        parse_view(seen), context_for(digits, network, defense), dtype=torch.float64
+    )
     uploads = evidence.uploads
     assert uploads is not None
     assert uploads.bounds is not None

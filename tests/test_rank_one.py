@@ -8,7 +8,7 @@ import torch
 
 from attacks.analytic import (
     Analytic,
-    completed_inputs,
+    complete_inputs,
     inputs_by_rank,
     rankings,
     without_ties,
@@ -56,7 +56,7 @@ def test_cells_in_the_open_give_their_columns_and_public_samples_the_rest(bias_s
     present = draws.uniform(size=gradient.shape) < 0.1
     present[:, 30:40] = False
     present[:, 40] &= bias_sent
-    answer = completed_inputs(gradient, present, public)
+    answer = complete_inputs(gradient, present, public)
     assert answer is not None
     if bias_sent:  # the cells fix the factor too
         np.testing.assert_allclose(answer[:30], x[:30], rtol=1e-6)
@@ -66,7 +66,7 @@ def test_cells_in_the_open_give_their_columns_and_public_samples_the_rest(bias_s
         told = answer[:30] / x[:30]
         np.testing.assert_allclose(told, told.mean(), rtol=1e-6)
         assert 0.7 < told.mean() < 1.4
-    assert completed_inputs(gradient, np.zeros_like(present), public) is None
+    assert complete_inputs(gradient, np.zeros_like(present), public) is None
 
 
 def test_what_fedml_he_leaves_in_the_open_tells_more_than_the_floor(digits: Dataset) -> None:

@@ -15,7 +15,7 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.errors import UserError
-from bench.harness.attack import joined_views
+from bench.harness.attack import join_views
 from bench.harness.environment import Environment
 from bench.harness.scoring import together
 from bench.outside.exports import export, open_export
@@ -185,12 +185,12 @@ def record_of(judged: list[float], *, doubled: bool) -> AttackRecord:
 
 def test_views_are_joined_and_taken_apart_again() -> None:
     views = [record_of([0.4, 0.5], doubled=True), record_of([0.99], doubled=False)]
-    joined = joined_views(views)
+    joined = join_views(views)
     assert (joined.views, joined.victims, joined.seconds) == ((2, 1), 3, 2.0)
     assert joined.doubled == views[0].doubled
     for number, view in enumerate(views):
         assert joined.of_view(number).judged == view.judged
-    assert joined_views(views[1:]).doubled is None
+    assert join_views(views[1:]).doubled is None
     assert together([{"ssim": [0.4, 0.5], "mse": [0.1, 0.2]}, {"ssim": [0.9]}]) == {
         "ssim": [0.4, 0.5, 0.9]
     }

@@ -21,9 +21,9 @@ from bench.records import (
     NoResult,
     Run,
     TrainRecord,
+    is_settled,
     plain,
     read_outcome,
-    settled,
     to_json,
 )
 from bench.report import leaderboard
@@ -68,11 +68,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Any) -> None
 
 
 def test_only_what_failed_is_made_again() -> None:
-    assert settled(trained())
-    assert settled(NoResult(status="not_applicable", reason=""))
-    assert not settled(NoResult(status="failed", reason=""))
-    assert not settled(NoResult(status="timeout", reason=""))
-    assert not settled(None)
+    assert is_settled(trained())
+    assert is_settled(NoResult(status="not_applicable", reason=""))
+    assert not is_settled(NoResult(status="failed", reason=""))
+    assert not is_settled(NoResult(status="timeout", reason=""))
+    assert not is_settled(None)
 
 
 @pytest.mark.parametrize(

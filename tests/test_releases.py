@@ -16,8 +16,8 @@ from attacks.analytic import Analytic
 from attacks.engine import deep_leakage
 from attacks.engine.evidence import Evidence, releases_of, some_terms
 from attacks.engine.labels import labels_by_slope
-from attacks.engine.observation import SLOPES, parsed, split_view
-from attacks.engine.orders import lined_up, linked, united
+from attacks.engine.observation import SLOPES, parse_view, split_view
+from attacks.engine.orders import line_up, link, unite
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.ridge import Ridge
@@ -215,7 +215,7 @@ def test_likelihoods_of_releases_add_up(digits: Dataset) -> None:
         matcher = matcher_for(some, ctx, dtype=torch.float64)
         return matcher.losses(truth.x.double(), y, torch.arange(4))
 
-    assert len(releases_of(Evidence(parsed(seen), ctx, dtype=torch.float64))) == 3
+    assert len(releases_of(Evidence(parse_view(seen), ctx, dtype=torch.float64))) == 3
     each = torch.stack([losses(one) for one in seen.releases])
     assert torch.allclose(losses(seen), each.sum(dim=0), rtol=1e-9)
 
@@ -307,14 +307,14 @@ def test_later_epochs_of_a_split_client_tell_of_the_same_samples(
     threat: dict[str, Any] = {"split": True, "batch": 2, "local_epochs": 4}
     seen, truth = at_init(digits, network, defense, 1, **threat)
     ctx = context(digits, network, defense, seen)
-    found = linked(parsed(seen), ctx)
+    found = link(parse_view(seen), ctx)
     assert len(found) == 4
     assert all(not one.uploads for one in found[:-1])
     moved = [one.mechanisms[-1].spread ** 0.5 for one in found[:-1]]
     assert moved[0] > 0  # clients' stages part from the mean ones, step by step
     assert moved == sorted(set(moved))
     all_epochs = similarity(IDLG(), seen, ctx, truth)
-    monkeypatch.setattr(deep_leakage, "linked", lined_up)
+    monkeypatch.setattr(deep_leakage, "linked", line_up)
     first = similarity(IDLG(), seen, ctx, truth)
     assert all_epochs > first + 0.1
 
@@ -325,7 +325,7 @@ def test_what_the_server_returned_explains_all_steps_of_one_sample(digits: Datas
     defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
     seen, truth = at_init(digits, network, defense, 1, split=True, local_epochs=6)
     ctx = context(digits, network, defense, seen)
-    uploads = Evidence(parsed(seen), ctx, dtype=torch.float64).uploads
+    uploads = Evidence(parse_view(seen), ctx, dtype=torch.float64).uploads
     assert uploads is not None
     y = torch.full((4, 1, 10), 0.1, dtype=torch.float64)
     missed = uploads.missed(truth.x.double(), y, torch.arange(4))
@@ -340,8 +340,8 @@ def test_epochs_that_tell_nothing_more_are_left_alone(digits: Dataset) -> None:
         (GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0), False, {"local_epochs": 3}),
     ):
         seen, _ = at_init(digits, network, defense, 1, split=split, **threat)
-        each = parsed(seen)
-        assert linked(each, context(digits, network, defense, seen)) == each
+        each = parse_view(seen)
+        assert link(each, context(digits, network, defense, seen)) == each
 
 
 def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -> None:
@@ -350,7 +350,7 @@ def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -
     defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
     work = {"batch": 4, "local_steps": 2, "local_epochs": 3}
     seen, truth = at_init(digits, network, defense, 1, split=True, **work)
-    found = linked(parsed(seen), context(digits, network, defense, seen))
+    found = link(parse_view(seen), context(digits, network, defense, seen))
     assert len(found) == 3
     x = truth.x.double().flatten(0, 1)
     for one in found:
@@ -371,13 +371,13 @@ def test_what_the_server_returned_explains_all_steps_and_epochs_of_several_sampl
     work = {"batch": 2, "local_steps": 2, "local_epochs": 3}
     seen, truth = at_init(digits, network, defense, 1, split=True, **work)
     ctx = context(digits, network, defense, seen)
-    uploads = Evidence(linked(parsed(seen), ctx), ctx, dtype=torch.float64).uploads
+    uploads = Evidence(link(parse_view(seen), ctx), ctx, dtype=torch.float64).uploads
     assert uploads is not None
     y = torch.full((4, 4, 10), 0.1, dtype=torch.float64)
     missed = uploads.missed(truth.x.double(), y, torch.arange(4))
     assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
     unanswered = replace(seen, messages=tuple(m for m in seen.messages if m.kind != SLOPES))
-    without = Evidence(linked(parsed(unanswered), ctx), ctx, dtype=torch.float64)
+    without = Evidence(link(parse_view(unanswered), ctx), ctx, dtype=torch.float64)
     assert without.uploads is None  # which step used what is not told then
 
 
@@ -391,7 +391,7 @@ def test_labels_of_all_steps_are_read_off_the_features_gradient(digits: Dataset)
     )
     seen, truth = released(federation, digits, protocol, 1, batch=2, local_steps=2)
     ctx = context(digits, network, Defense(), seen)
-    labels, doubt = labels_by_slope(united(parsed(seen)[-1], ctx), ctx)
+    labels, doubt = labels_by_slope(unite(parse_view(seen)[-1], ctx), ctx)
     assert torch.equal(labels.cpu(), truth.y)
     assert float(doubt[:, :2].max()) < 1e-6  # the second step's head has moved
 
@@ -455,8 +455,8 @@ def test_samples_are_found_again_in_the_batches_of_other_rounds(
     work = LocalWork(protocol="splitfed", batch=8, lr=0.1, local_steps=2)
     federation = federation_of(digits, network, defense, protocol="splitfed", **CUTS)
     seen, truth = released(federation, digits, settings, 3, training=work, batch=4)
-    found = lined_up(parsed(seen), context(digits, network, defense, seen))
-    labels, shuffled = ([one.granted for one in some] for some in (found, parsed(seen)[:-1]))
+    found = line_up(parse_view(seen), context(digits, network, defense, seen))
+    labels, shuffled = ([one.granted for one in some] for some in (found, parse_view(seen)[:-1]))
     assert all(one is not None and torch.equal(one, truth.y) for one in labels)
     assert not all(one is not None and torch.equal(one, truth.y) for one in shuffled)
 
@@ -480,7 +480,9 @@ def test_a_descent_over_many_states_begins_with_some_and_ends_with_all(digits: D
     protocol = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.1)
     work = LocalWork(protocol="fedavg", batch=8, lr=0.1)
     seen, _ = released(federation, digits, protocol, 6, training=work)
-    evidence = Evidence(parsed(seen), context_for(digits, network, Defense()), dtype=torch.float32)
+    evidence = Evidence(
+        parse_view(seen), context_for(digits, network, Defense()), dtype=torch.float32
+    )
     assert evidence.costly
     assert some_terms(evidence, 1.0) == evidence.terms
     for share, places in ((1 / 3, (0, 3)), (1 / 8, (0,))):
@@ -488,7 +490,7 @@ def test_a_descent_over_many_states_begins_with_some_and_ends_with_all(digits: D
         assert some_terms(evidence, share) == [term for terms in own for term in terms]
     same, _ = at_init(digits, network, Defense(), 6)  # which share their evaluations
     assert not Evidence(
-        parsed(same), context_for(digits, network, Defense()), dtype=torch.float32
+        parse_view(same), context_for(digits, network, Defense()), dtype=torch.float32
     ).costly
 
 

@@ -13,7 +13,7 @@ from bench.contract.defense import Defense
 from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of, shares_of
 from bench.protocols.export import TRUTH, load_seen, load_truth
-from bench.protocols.replay import replayed_truth
+from bench.protocols.replay import replay_truth
 from bench.records import Run, TrainRecord
 from bench.registry import Registry
 from tests.conftest import Run as RunIt
@@ -69,7 +69,7 @@ def test_the_truth_of_every_view_is_made_again_from_the_seed(
                 for stem in look.stems if look.status == "done" else ():
                     folder = store.artifacts(training.key)
                     seen = load_seen(folder / f"{stem}-seen")
-                    made = replayed_truth(
+                    made = replay_truth(
                         data, seen, protocol=job.protocol, threat=job.threat(threat),
                         checkpoint=checkpoint, seed=job.seed,  # type: ignore[arg-type]
                         defense=registry.defense(job.defense, job.settings),
@@ -91,7 +91,7 @@ def test_views_of_other_clients_or_rounds_are_refused(
     data = [(dataset.train_x[s], dataset.train_y[s]) for s in shares_of(job, dataset)]
 
     def replay(seen: object, checkpoint: str = "init") -> None:
-        replayed_truth(
+        replay_truth(
             data, seen, protocol=job.protocol, threat=job.threats[0],  # type: ignore[arg-type]
             checkpoint=checkpoint, seed=job.seed, defense=Defense(),  # type: ignore[arg-type]
         )  # fmt: skip

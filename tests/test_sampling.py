@@ -14,7 +14,7 @@ from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.train import check_company
-from bench.protocols.federation import sampled_clients
+from bench.protocols.federation import sample_clients
 from bench.protocols.settings import ProtocolSettings
 from bench.records import Run
 from bench.registry import Registry
@@ -26,7 +26,7 @@ def test_poisson_sampling_draws_every_client_by_itself(digits: Dataset) -> None:
     ids = [c.id for c in federation_of(digits, network_for(digits), Defense(), clients=5).clients]
     protocol = ProtocolSettings(clients=5, participation=0.3, sampling="poisson", local_steps=1)
     rng = generator(0, "poisson")
-    rounds = [sampled_clients(ids, protocol, rng) for _ in range(4000)]
+    rounds = [sample_clients(ids, protocol, rng) for _ in range(4000)]
     counts = torch.tensor([len(r) for r in rounds]).double()
     # Binomial: mean 1.5, variance 1.05; five standard errors each.
     assert abs(float(counts.mean()) - 1.5) < 5 * (1.05 / 4000) ** 0.5
@@ -35,7 +35,7 @@ def test_poisson_sampling_draws_every_client_by_itself(digits: Dataset) -> None:
         share = sum(client in r for r in rounds) / 4000
         assert abs(share - 0.3) < 5 * (0.21 / 4000) ** 0.5
     fixed = ProtocolSettings(clients=5, participation=0.3, local_steps=1)
-    assert {len(sampled_clients(ids, fixed, rng)) for _ in range(20)} == {2}
+    assert {len(sample_clients(ids, fixed, rng)) for _ in range(20)} == {2}
 
 
 def test_a_run_with_empty_rounds_keeps_its_model_and_goes_on(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bench.contract.messages import Message, Part
 from bench.harness.train import _audit
 from bench.records import AuditFailure
 from bench.sandbox.audit import audit
-from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guarded
+from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guard
 from bench.sandbox.stage import Uploader, client_alone
 from bench.seeding import generator
 
@@ -187,7 +187,7 @@ def test_what_a_hook_may_not_return_ends_an_audit() -> None:
 
 def test_a_guarded_defense_says_and_draws_what_the_defense_does() -> None:
     plain = Adds(3, hides=1)
-    same = guarded(plain)
+    same = guard(plain)
     assert [overrides(same, h.name) for h in HOOKS] == [overrides(plain, h.name) for h in HOOKS]
     assert isinstance(same, Adds)
     client = client_alone(generator(0))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from bench.api import (
     SUM,
     Client,
@@ -50,7 +50,7 @@ from defenses.secure_aggregation import (
     MASKED,
     MODULUS,
     SecureAggregation,
-    agreed,
+    agree_on_seed,
     pair_mask,
     public_key,
 )
@@ -84,7 +84,7 @@ def test_the_sum_of_masked_messages_decodes_to_the_sum(rows: list[list[float]]) 
         message = encoding.encoded(torch.tensor(row), rng("round"))
         for j, other in enumerate(names):
             if j != i:
-                seed = agreed(secrets[i], public_key(secrets[j]))
+                seed = agree_on_seed(secrets[i], public_key(secrets[j]))
                 message = message + pair_mask(names[i], other, seed, 5)
         total = total + message % MODULUS
     found = encoding.decoded(total % MODULUS, len(rows))
@@ -94,8 +94,8 @@ def test_the_sum_of_masked_messages_decodes_to_the_sum(rows: list[list[float]]) 
 
 def test_two_clients_agree_on_one_seed() -> None:
     a, b, c = (bytes([i]) * 32 for i in (1, 2, 3))
-    assert agreed(a, public_key(b)) == agreed(b, public_key(a))
-    assert agreed(a, public_key(b)) != agreed(a, public_key(c))
+    assert agree_on_seed(a, public_key(b)) == agree_on_seed(b, public_key(a))
+    assert agree_on_seed(a, public_key(b)) != agree_on_seed(a, public_key(c))
 
 
 def test_rounding_is_right_in_the_mean_and_cuts_at_the_clip() -> None:
@@ -235,7 +235,9 @@ def test_the_true_samples_explain_a_sum_of_clipped_and_rounded_updates(
     clipped = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.5)
     defense = Composed({"gaussian": clipped, "sum": SecureAggregation()})
     seen, truth = seen_under(digits, network, defense, clients=3, batch=2, local_steps=steps)
-    evidence = Evidence(parsed(seen), context_for(digits, network, defense), dtype=torch.float64)
+    evidence = Evidence(
+        parse_view(seen), context_for(digits, network, defense), dtype=torch.float64
+    )
     assert evidence.uploads is not None
     assert not evidence.noisy  # the rounding is below what is looked for
     x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.evidence import Evidence
-from attacks.engine.observation import observe, parsed
+from attacks.engine.observation import observe, parse_view
 from attacks.engine.terms import Candidate
 from attacks.idlg import IDLG
 from bench.api import (
@@ -298,7 +298,9 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     network = network_for(digits)
     defense = TopK(keep=0.1, feedback=False)
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
-    evidence = Evidence(parsed(seen), context_for(digits, network, defense), dtype=torch.float64)
+    evidence = Evidence(
+        parse_view(seen), context_for(digits, network, defense), dtype=torch.float64
+    )
     assert evidence.uploads is not None
     assert evidence.uploads.visible is None  # every coordinate says something
     x, y = truth.x.double(), torch.nn.functional.one_hot(truth.y, digits.classes).double()
@@ -308,14 +310,14 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     )
     assert bool((true.loss < 0.1 * network.n_parameters).all())
     assert bool((other.loss > 100 * true.loss).all())
-    shown = observe(parsed(seen)[-1], "update", dtype=torch.float64).present
+    shown = observe(parse_view(seen)[-1], "update", dtype=torch.float64).present
     assert sum(int(p[0].sum()) for p in shown.values()) == round(0.1 * network.n_parameters)
 
     both = Composed(
         {"top_k": defense, "gaussian": GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0)}
     )
     noised, _ = seen_under(digits, network, both, protocol="fedsgd", clients=2)
-    evidence = Evidence(parsed(noised), context_for(digits, network, both), dtype=torch.float64)
+    evidence = Evidence(parse_view(noised), context_for(digits, network, both), dtype=torch.float64)
     assert evidence.uploads is not None
     assert evidence.uploads.visible is not None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
-from attacks.engine.observation import gradient_estimate, parsed, split_view
+from attacks.engine.observation import gradient_estimate, parse_view, split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
 from attacks.judge import Likelihood
@@ -213,7 +213,7 @@ def test_probabilities_sent_as_they_are_hide_nothing(digits: Dataset) -> None:
     network = network_for(digits, "mlp_spm")
     defense = SplitFedPM(lr_scale=1.0)
     seen, truth = seen_under(digits, network, defense, lr=0.5)
-    estimate = gradient_estimate(parsed(seen)[-1])
+    estimate = gradient_estimate(parse_view(seen)[-1])
     start = defense.receive(seen.before, seen.const)
     x, y = truth.x[0], torch.nn.functional.one_hot(truth.y[0], 10).float()
 
@@ -232,7 +232,7 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     network = network_for(digits)
     defense = SplitFedDP(epsilon=50.0, smashed_clip=100.0, update_clip=1.0)
     seen, _ = split_under(digits, network, defense)
-    view = split_view(parsed(seen)[-1], dtype=torch.float32, device=torch.device("cpu"))
+    view = split_view(parse_view(seen)[-1], dtype=torch.float32, device=torch.device("cpu"))
     assert view is not None
     assert [type(m).__name__ for m in view.noises] == ["LaplaceNoise"]
     assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)

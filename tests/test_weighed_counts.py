@@ -13,15 +13,15 @@ from torch import Tensor
 
 from attacks.engine import weighed
 from attacks.engine.counts import Counting, HeadGradient, PublicClasses, Restored, restore
-from attacks.engine.observation import parsed
-from attacks.engine.restored import _computed, restored_counts
+from attacks.engine.observation import parse_view
+from attacks.engine.restored import _compute, restore_counts
 from attacks.engine.weighed import (
     HeadView,
     PublicSamples,
     best_counts,
     head_gradients,
     public_batches,
-    weighed_counts,
+    weigh_counts,
 )
 from attacks.ilrg import ILRG
 from bench.contract.attack import Context, Seen
@@ -102,7 +102,7 @@ class Trained:
             samples=self.samples,
             played=lambda chosen, _: sent(head_gradients(self.samples, chosen, counting)),
         )
-        return weighed_counts([view], fewest=False, rng=generator(seed, "weighing"))
+        return weigh_counts([view], fewest=False, rng=generator(seed, "weighing"))
 
     def weighed(
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
@@ -289,12 +289,12 @@ def test_public_batches_are_seen_under_the_public_noise_and_as_hidden(digits: Da
         weight=weight.expand(2, -1, -1), bias=weight[:, 0].expand(2, -1), weight_seen=hidden
     )
     chosen = torch.zeros(200, 4, dtype=torch.int64)
-    drawn = _computed(
+    drawn = _compute(
         chosen,
         samples=samples,
         counting=counting,
         like=like,
-        release=parsed(seen)[-1],
+        release=parse_view(seen)[-1],
         rng=generator(0, "drawn"),
     )
     expected = noise[0]["std"] / (1.0 if noise[0]["of"] == "gradient" else 0.5)
@@ -317,7 +317,7 @@ def test_only_doubtful_batches_are_weighed(
     seen, _ = seen_under(digits, network, Defense(), batch=8)
     context = context_for(digits, network, Defense())
     note = "counts of 4 of 8 victims weighed on public data"
-    assert note not in restored_counts(parsed(seen), context)[2]  # at init all are certain
+    assert note not in restore_counts(parse_view(seen), context)[2]  # at init all are certain
     first = torch.arange(8) < 4
     monkeypatch.setattr(Restored, "unsettled", property(lambda found: first[: len(found.counts)]))
     before = ILRG(refine=0).run(seen, context)

@@ -10,8 +10,8 @@ import torch
 
 from attacks.dlg import DLG
 from attacks.engine.evidence import Evidence
-from attacks.engine.joint import best_labels, given_to_their_owners
-from attacks.engine.observation import opened_mean, parsed
+from attacks.engine.joint import best_labels, give_to_owners
+from attacks.engine.observation import find_opened_mean, parse_view
 from attacks.engine.terms import Candidate, UploadSum
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
@@ -121,7 +121,7 @@ def test_the_sum_of_the_encrypted_zone_opens_the_images(
 
 def test_true_images_explain_the_sum(shielded: tuple[Seen, Truth, Context]) -> None:
     seen, truth, ctx = shielded
-    (term,) = Evidence(parsed(seen), ctx, dtype=F64).sums
+    (term,) = Evidence(parse_view(seen), ctx, dtype=F64).sums
     y = torch.nn.functional.one_hot(truth.y, 10).double()
     right = Candidate(x=truth.x.double(), y=y, vectors=truth.x)
     wrong = Candidate(x=truth.x.double().flip(3), y=y, vectors=truth.x)
@@ -165,22 +165,24 @@ def test_the_noise_that_suits_an_answer_is_at_least_the_known_one(digits: Datase
 def test_other_encrypted_zones_show_their_sum_too(digits: Dataset, defense: Defense) -> None:
     network = network_for(digits)
     seen, _ = seen_under(digits, network, defense, clients=3, **HEARS)
-    found = opened_mean(parsed(seen)[-1], dtype=F64)
+    found = find_opened_mean(parse_view(seen)[-1], dtype=F64)
     assert found is not None
     covers, mean = found
     assert len(mean) == sum(int(c.sum()) for c in covers.values())
-    assert opened_mean(parsed(replace(seen, after=None))[-1], dtype=F64) is None
+    assert find_opened_mean(parse_view(replace(seen, after=None))[-1], dtype=F64) is None
 
 
 def test_a_sum_with_strangers_in_it_or_no_plain_mean_is_left_alone(
     shielded: tuple[Seen, Truth, Context],
 ) -> None:
     seen, _, _ = shielded
-    assert opened_mean(parsed(seen)[-1], dtype=F64) is not None
-    assert opened_mean(parsed(replace(seen, clients=seen.clients[:3]))[-1], dtype=F64) is None
+    assert find_opened_mean(parse_view(seen)[-1], dtype=F64) is not None
+    assert (
+        find_opened_mean(parse_view(replace(seen, clients=seen.clients[:3]))[-1], dtype=F64) is None
+    )
     assert seen.after is not None
     moved = {n: v + (v - seen.before[n]) for n, v in seen.after.items()}
-    assert opened_mean(parsed(replace(seen, after=moved))[-1], dtype=F64) is None
+    assert find_opened_mean(parse_view(replace(seen, after=moved))[-1], dtype=F64) is None
 
 
 def test_labels_are_searched_by_what_is_known_of_all_victims(
@@ -199,7 +201,7 @@ def test_images_that_a_sum_tells_go_to_those_whose_messages_they_suit(digits: Da
     ctx = context_for(digits, network, defense)
     order = torch.tensor([2, 0, 1, 3])
     matcher = matcher_for(seen, ctx, dtype=F64)
-    images, labels = given_to_their_owners(matcher, truth.x[order].double(), truth.y[order])
+    images, labels = give_to_owners(matcher, truth.x[order].double(), truth.y[order])
     assert images.equal(truth.x.double())
     assert labels.equal(truth.y)
     for attack in (IDLG(), DLG()):

@@ -14,7 +14,7 @@ from attacks.engine.observation import (
     Release,
     gradient_estimate,
     parse,
-    parsed,
+    parse_view,
     smashed_of,
     unusable,
 )
@@ -69,7 +69,7 @@ def no_sample_channel(seen: Seen) -> str | None:
     Smashed data has one activation per sample; an update has one sample behind it only where
     the batch and the local steps are both 1.
     """
-    release = parsed(seen)[-1]
+    release = parse_view(seen)[-1]
     if SMASHED in release.by_sample:
         return None
     reason = unusable(release)
@@ -191,11 +191,11 @@ class Channel:
         device."""
         raw = self._smashed(releases) if self.per_sample else self._update(releases)
         total = sum(v.shape[1] for v in raw.values())
-        return {n: self._sketched(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
+        return {n: self._sketch(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
 
     def _smashed(self, releases: Sequence[Release]) -> dict[str, Tensor]:
         smashed = [(values.float(), there) for s in releases for values, there in smashed_of(s)[:1]]
-        value, there = (t.flatten(0, 1) for t in _averaged(smashed))
+        value, there = (t.flatten(0, 1) for t in _average(smashed))
         self.map_shape = tuple(value.shape[1:])
         shown = self._shown(SMASHED, value, there)
         axis = 1 if there.ndim == 4 else -1
@@ -231,7 +231,7 @@ class Channel:
         # A wide network is read in float32: its sketch is no finer anyway.
         dtype = torch.float64 if self.sent < WIDE else torch.float32
         each = [gradient_estimate(s, dtype=dtype) for s in releases]
-        both = {n: _averaged([(e.values[n], e.present[n]) for e in each]) for n in each[0].values}
+        both = {n: _average([(e.values[n], e.present[n]) for e in each]) for n in each[0].values}
         present = {n: p.to(self.ctx.device) for n, (_, p) in both.items()}
         whole = all(bool(p.all()) for p in present.values())
         values = {n: v.to(self.ctx.device) for n, (v, _) in both.items()}
@@ -264,7 +264,7 @@ class Channel:
             shown[f"presence {name}"] = there.flatten(1).to(value)
         return shown
 
-    def _sketched(self, name: str, value: Tensor, total: int) -> Tensor:
+    def _sketch(self, name: str, value: Tensor, total: int) -> Tensor:
         width = value.shape[1]
         # A map is worth more as it is: the decoder's convolutions need its places.
         allowed = self.max_features * (4 if self.per_sample else 1)
@@ -292,7 +292,7 @@ def by_state(releases: list[Release]) -> list[list[Release]]:
     return groups
 
 
-def _averaged(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _average(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Mean of those of several values that are present, and where any is."""
     if len(each) == 1:
         return each[0]

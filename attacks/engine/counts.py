@@ -159,14 +159,14 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
     """
     silent = _silent(head)
-    filled, rows = completed(head, counting.public.features)
+    filled, rows = complete(head, counting.public.features)
     logits, product = _quotient_logits(filled, counting)
     share = counting.public.share
     solved = _solve(_softmax(logits), filled.bias, rows, total=counting.total, share=share)
     counts, distance = _whole(solved, total=counting.total)
     unsettled = ~silent & (distance > _near(_SETTLED, len(share)))
     if counting.refine and bool(unsettled.any()):
-        counts, distance = _refined(counts, distance, filled, product, rows, unsettled, counting)
+        counts, distance = _refine(counts, distance, filled, product, rows, unsettled, counting)
     if rows is None:
         rows = torch.ones_like(filled.bias, dtype=torch.bool)
     return Restored(
@@ -186,7 +186,7 @@ def fitting_lengths(head: HeadGradient, counting: Counting) -> Tensor:
     has every whole count at one length; these lengths are compared.
     """
     public, total = counting.public, counting.total
-    filled, rows = completed(head, public.features)
+    filled, rows = complete(head, public.features)
     probability = _softmax(_quotient_logits(filled, counting)[0])
     at_none, at_one = (
         _solve(probability, side, rows, total=total, share=public.share)
@@ -207,7 +207,7 @@ def fitting_lengths(head: HeadGradient, counting: Counting) -> Tensor:
 
 def public_solution(head: HeadGradient, *, public: PublicClasses, total: int) -> Tensor:
     """Real-valued counts [V, C] by the mean softmax of each class's public samples."""
-    filled, rows = completed(head, public.features)
+    filled, rows = complete(head, public.features)
     probability = public.probability[None]
     return _solve(probability, filled.bias, rows, total=total, share=public.share)
 
@@ -240,7 +240,7 @@ def _silent(head: HeadGradient) -> Tensor:
     return ~(bias | _shown(head.weight, head.weight_seen).flatten(1).any(dim=1))
 
 
-def completed(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
+def complete(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
     """The head's gradient with estimates of what was not seen, and bool [V, C], whether
     anything of a row was seen (None: of every row)."""
     if head.weight_seen is None and head.bias_seen is None:
@@ -315,7 +315,7 @@ def _solve(
     return solved
 
 
-def _refined(
+def _refine(
     counts: Tensor,
     distance: Tensor,
     head: HeadGradient,
@@ -343,7 +343,7 @@ def _refined(
             rows = None if rows is None else rows[left]
             probability = probability if len(probability) == 1 else probability[left]
         if step:
-            logits = _embedded_logits(product, partial, probability, solved, counting)
+            logits = _embed_logits(product, partial, probability, solved, counting)
             probability = _softmax(logits.add_(counting.offset))
         solved = _solve(probability, bias, rows, total=counting.total, share=counting.public.share)
         (tried, away), best = _whole(solved, total=counting.total), distance[at]
@@ -357,14 +357,14 @@ def _refined(
     return counts, distance
 
 
-def _embedded_logits(
+def _embed_logits(
     product: Tensor,
     partial: HeadGradient | None,
     probability: Tensor,
     counts: Tensor,
     counting: Counting,
 ) -> Tensor:
-    """E W' [V, C, C] of argmin_E |dW - M E|^2 + pull |E - public|^2; see `_refined`.
+    """E W' [V, C, C] of argmin_E |dW - M E|^2 + pull |E - public|^2; see `_refine`.
 
     product: dW W' [V, C, C]. partial: dW, if not all of it was seen; then product is not used.
     """

@@ -14,9 +14,9 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.joint import match_together, match_with_own, unexplained
 from attacks.engine.matching import Matcher, build_matcher, judge_answer
-from attacks.engine.observation import Release, parsed
+from attacks.engine.observation import Release, parse_view
 from attacks.engine.optimisers import Minimum, Phase, minimise
-from attacks.engine.orders import linked
+from attacks.engine.orders import link
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     Labels,
@@ -107,14 +107,14 @@ class DeepLeakage(Attack):
         raise NotImplementedError
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        each = parsed(seen)
-        answer = self._matched(each, ctx)
+        each = parse_view(seen)
+        answer = self._match(each, ctx)
         known = [] if self.preset == "paper" else openly(each, ctx)
-        return _better(answer, self._matched(known, ctx), seen, ctx) if known else answer
+        return _better(answer, self._match(known, ctx), seen, ctx) if known else answer
 
-    def _matched(self, each: list[Release], ctx: Context) -> Reconstruction:
+    def _match(self, each: list[Release], ctx: Context) -> Reconstruction:
         """The answer by all releases together."""
-        releases = with_private_parts(linked(each, ctx), ctx)
+        releases = with_private_parts(link(each, ctx), ctx)
         granted = releases[-1].granted
         evidence = cache(
             lambda dtype: Evidence(
@@ -162,7 +162,7 @@ class DeepLeakage(Attack):
             if len(each) > 1 and not noisy and not keeping(first):
                 self._from_one(each, ctx, optimiser, known, solution)
                 solution.solved = int((solution.loss <= stop).sum())
-            self._reordered(ctx, optimiser, known, solution)
+            self._reorder(ctx, optimiser, known, solution)
             self._with_what_is_hidden(optimiser, known, solution)
         notes = [*known.notes]
         if not noisy:
@@ -210,7 +210,7 @@ class DeepLeakage(Attack):
         for release in releases:
             if not bool((solution.loss > _TRAPPED * matcher.evidence.square).any()):
                 return
-            alone, other = self._matched([release], ctx), Solution(matcher)
+            alone, other = self._match([release], ctx), Solution(matcher)
             images, labels = _images_and_labels(alone)
             other.images, other.labels = images.to(other.images), labels.to(other.labels)
             if alone.failed is not None:
@@ -219,7 +219,7 @@ class DeepLeakage(Attack):
             solution.take(everyone, other.loss, other.images, other.labels)
             solution.evaluations += other.evaluations + alone.evaluations
 
-    def _reordered(
+    def _reorder(
         self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution
     ) -> None:
         """Search the order of the samples and the images in turn, where local epochs hide it."""
@@ -257,7 +257,7 @@ class DeepLeakage(Attack):
         if self.preset == "paper":
             return [first]
         if noisy:
-            return [self._halved(first, optimiser, known) if known.ranking is not None else first]
+            return [self._halve(first, optimiser, known) if known.ranking is not None else first]
         if not self.restarts:
             return [first]
         framed = Wave(
@@ -285,7 +285,7 @@ class DeepLeakage(Attack):
             return [likeliest, further, replace(first, above=framed.above), framed, further]
         return [first, framed, further]
 
-    def _halved(self, wave: Wave, optimiser: QuasiNewton, known: Labels) -> Wave:
+    def _halve(self, wave: Wave, optimiser: QuasiNewton, known: Labels) -> Wave:
         """Noise hides which label is right; a few steps of images tell it, and the start that
         goes on in the end has all the evaluations that the others leave."""
         assert known.ranking is not None

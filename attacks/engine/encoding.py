@@ -129,13 +129,13 @@ class Encoding:
         else:
             y = torch.nn.functional.one_hot(held, self.classes).to(z)
         vectors = z[..., : self.pixels + self.own]
-        x = self._decoded(vectors[..., : self.pixels], held)
+        x = self._decode(vectors[..., : self.pixels], held)
         own = vectors[..., self.pixels :] if self.own else None
         return Candidate(x=x, y=y, vectors=vectors, own=own)
 
     def images(self, z: Tensor, held: Tensor | None) -> Tensor:
         """Vectors [P, N] -> images [P, K, *shape]."""
-        return self._decoded(z.to(self.dtype)[..., : self.pixels], held)
+        return self._decode(z.to(self.dtype)[..., : self.pixels], held)
 
     def vectors_of(self, x: Tensor, held: Tensor | None) -> Tensor:
         """Images [P, K, *shape] as vectors [P, K * D]; inverse of `images`."""
@@ -148,7 +148,7 @@ class Encoding:
         logits = z[..., self.pixels + self.own :].reshape(*z.shape[:-1], self.samples, self.classes)
         return torch.softmax(logits, dim=-1)
 
-    def _decoded(self, vectors: Tensor, held: Tensor | None) -> Tensor:
+    def _decode(self, vectors: Tensor, held: Tensor | None) -> Tensor:
         x = vectors.reshape(len(vectors), self.samples, -1)
         if self.framed and held is None:
             x = x @ self.frame.total.mT + self.frame.mean

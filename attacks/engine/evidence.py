@@ -16,10 +16,10 @@ from attacks.engine.observation import (
     ObservedUploads,
     Release,
     SplitView,
+    find_opened,
+    find_opened_mean,
     gradient_estimate,
     observe,
-    opened,
-    opened_mean,
     split_view,
 )
 from attacks.engine.orders import Orders
@@ -32,7 +32,7 @@ from attacks.engine.terms import (
     likelihood,
     smashed_term,
     upload_cosine,
-    weighed_distance,
+    weigh_distance,
 )
 from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
@@ -105,7 +105,7 @@ class Evidence:
         self.clients.shared = alike is not None
         known.append((release, self.clients))
         # Beside coordinates that were opened, and are exact, noised ones add nothing.
-        zone = opened(release)
+        zone = find_opened(release)
         mechanisms = [] if zone else release.acting
         self.noise: Mechanism | None = None if zone else release.noise
         self.view = split_view(release, dtype=dtype, device=ctx.device)
@@ -119,7 +119,7 @@ class Evidence:
             covered = set(self.noise.tensors)  # what is sent without noise has no place in its law
             names = covered if names is None else names & covered
         kind = cast(Kind, mechanisms[-1].of) if mechanisms else "gradient"
-        observation = self._observed(kind, zone, names)
+        observation = self._observe(kind, zone, names)
         if observation is not None and "summed" in release.seen.known and self.noise is not None:
             # A sum's noise, as of numbers of fixed point, may be too small to look for.
             least = _EXACT * observation.rms
@@ -153,7 +153,7 @@ class Evidence:
                 self.terms.append(upload_cosine(self.uploads, share))
             else:
                 self.terms.append(UploadLikelihood(self.uploads))
-            shared = opened_mean(release, dtype=dtype)
+            shared = find_opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
                 covers = {n: c.to(ctx.device) for n, c in shared[0].items()}
                 mean = shared[1].to(ctx.device)
@@ -165,7 +165,7 @@ class Evidence:
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
 
     # --- what was seen --------------------------------------------------------------------------
-    def _observed(
+    def _observe(
         self, kind: Kind, zone: dict[str, Tensor], names: set[str] | None
     ) -> ObservedUploads | None:
         """Uploads as `kind`, of the tensors `names` alone (None: of all), or None."""
@@ -215,7 +215,7 @@ class Evidence:
 
     # --- terms ----------------------------------------------------------------------------------
     def _smashed_term(self, view: SplitView) -> Term:
-        law = weighed_distance(view, self.unit(view))
+        law = weigh_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):

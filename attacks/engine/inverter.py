@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.observation import SMASHED, Release, parsed
-from attacks.engine.orders import lined_up, united
+from attacks.engine.observation import SMASHED, Release, parse_view
+from attacks.engine.orders import line_up, unite
 from attacks.engine.regression import FOLDS, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
@@ -100,7 +100,7 @@ class Inverter:
         ctx: The attack's.
         rows: Pairs per regression.
         others: Of releases that began from other states, whose labels and answers are united with
-            this one's (see `united`).
+            this one's (see `unite`).
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Inverter:
         self.labels, self.accuracy = self._read_labels([*others, self])
         self.pieces = self._pieces()
         if others:
-            self.pieces = [self._united(piece, others) for piece in self.pieces]
+            self.pieces = [self._unite(piece, others) for piece in self.pieces]
 
     def predict(self) -> tuple[Tensor, Tensor]:
         """Images [M, *shape] and expected loss [M] of the victims' samples."""
@@ -174,7 +174,7 @@ class Inverter:
         return victims.argmax(dim=1), float(right.double().mean())
 
     # --- several states ------------------------------------------------------------------------
-    def _united(self, piece: Piece, others: Sequence[Inverter]) -> Piece:
+    def _unite(self, piece: Piece, others: Sequence[Inverter]) -> Piece:
         """The piece with the answers that other states give to the same samples.
 
         What is left out of one regression is left out of all, and so their errors can be compared:
@@ -367,8 +367,8 @@ def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> In
     for every attack on what was seen."""
 
     def make(ctx: Context) -> Inverter:
-        releases = [united(one, ctx) for one in parsed(seen)]
-        *before, last = by_state(lined_up(releases, ctx))
+        releases = [unite(one, ctx) for one in parse_view(seen)]
+        *before, last = by_state(line_up(releases, ctx))
 
         def channel(some: list[Release]) -> Channel:
             return Channel(some, ctx, max_features=max_features)

@@ -210,7 +210,7 @@ def match_together(
         )
         solution.evaluations += int(minimum.evaluations.sum()) * len(everyone)
         images = encoding.images(minimum.x.view(len(everyone), -1), labels)
-        images, labels = given_to_their_owners(matcher, images, labels)
+        images, labels = give_to_owners(matcher, images, labels)
         judged = matcher.judged(images, labels)
         if float(judged.sum()) < float(least.sum()):
             best, least, missed = (images, labels), judged, 0
@@ -222,9 +222,7 @@ def match_together(
     solution.loss = least.to(solution.loss)
 
 
-def given_to_their_owners(
-    matcher: Matcher, images: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor]:
+def give_to_owners(matcher: Matcher, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Images [V, K, *shape] and labels [V, K] in the order that suits best what each victim sent: a
     sum tells images, and hardly whose they are, so that a fit to it may confuse them."""
     if keeping(matcher.evidence):

@@ -17,7 +17,7 @@ from attacks.engine.observation import (
     network_weights,
 )
 from attacks.engine.restarts import Labels
-from attacks.engine.restored import head_values, restored_counts
+from attacks.engine.restored import head_values, restore_counts
 from bench.api import Context, Kind
 from bench.toolkit.batches import class_means
 
@@ -70,7 +70,7 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
     if by_sample is not None:
         return Labels(fixed=by_sample.to(ctx.device), notes=("labels: read off the wire",))
     if evidence.clients.samples > 1:
-        counts, _, said = restored_counts([evidence.release], ctx)
+        counts, _, said = restore_counts([evidence.release], ctx)
         classes = torch.arange(ctx.network.classes)
         rows = [torch.repeat_interleave(classes, c) for c in counts]
         notes = tuple(f"labels: {note}" for note in said)

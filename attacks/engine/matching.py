@@ -14,9 +14,9 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
-from attacks.engine.observation import lawless, nothing_to_match, parsed
+from attacks.engine.observation import lawless, nothing_to_match, parse_view
 from attacks.engine.optimisers import Evaluate, Phase, minimise, minimised
-from attacks.engine.orders import linked
+from attacks.engine.orders import link
 from attacks.engine.private import with_private_parts
 from attacks.engine.terms import (
     RESOLVED,
@@ -178,7 +178,7 @@ def build_matcher(seen: Seen, ctx: Context) -> Matcher | None:
 
     Raises NonFiniteError for a value that is not finite.
     """
-    releases = with_private_parts(linked(parsed(seen), ctx), ctx)
+    releases = with_private_parts(link(parse_view(seen), ctx), ctx)
     last = releases[-1]
     if nothing_to_match(last) is not None or lawless(last) is not None:
         return None
@@ -194,7 +194,7 @@ def judge_answer(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
     Images are of the matcher's precision. Losses are infinite where none is finite; see
     `Matcher.judged`.
     """
-    images = _arranged(matcher, images, labels)
+    images = _arrange(matcher, images, labels)
     if keeping(matcher.evidence):
         suit(matcher, images, labels)
     return matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
@@ -206,7 +206,7 @@ def unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | No
     evidence = matcher.evidence
     if evidence.noisy or keeping(evidence):
         return None
-    images = _arranged(matcher, images, labels)
+    images = _arrange(matcher, images, labels)
     hot = torch.nn.functional.one_hot(labels, matcher.encoding.classes).to(images)
     everyone = torch.arange(len(images), device=images.device)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | No
     return share.nan_to_num(torch.inf, posinf=torch.inf)
 
 
-def _arranged(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
+def _arrange(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
     """Return the images as they explain most, see `_uncut`, and let local epochs, where they hide
     the samples' order, use it as suits them best; what a wrong order counts as noise is the same
     for all answers."""

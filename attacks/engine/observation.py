@@ -52,8 +52,8 @@ class Release:
         samples: Per victim.
         batch: Samples of a step.
         steps: Local steps.
-        of_epoch: Of these, so many have the samples of an epoch (see `united`).
-        epoch: 0, or which later local epoch of its round this is (see `linked`).
+        of_epoch: Of these, so many have the samples of an epoch (see `unite`).
+        epoch: 0, or which later local epoch of its round this is (see `link`).
         in_order: Whether all steps have the samples in one order.
         own: What the victims kept to themselves (see `private`), or None.
         estimate: What `with_private_parts` made of it, and for whom.
@@ -194,7 +194,7 @@ score of its answer ask for the same."""
 _SAME = ("messages", "known", "before", "after", "const", "buffers")
 
 
-def parsed(seen: Seen) -> list[Release]:
+def parse_view(seen: Seen) -> list[Release]:
     """Return every release of an observation, oldest first. One that was parsed before is returned
     again, unless a message has been written to since."""
     releases = []
@@ -239,7 +239,7 @@ def parse(seen: Seen) -> Release:
             parts = [m.parts[name] for m in messages if m is not None]
             if not parts or len(parts) < len(messages):
                 break
-            values, present = _stacked(parts)
+            values, present = _stack(parts)
             if name == SMASHED:
                 present = _own_patches(seen, values, present, step)
             by_sample.setdefault(name, []).append((values, present))
@@ -256,7 +256,7 @@ def parse(seen: Seen) -> Release:
     )
 
 
-def _stacked(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+def _stack(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
     """Values and presence [V, ...]."""
     return torch.stack([p.values for p in parts]), torch.stack([p.presence() for p in parts])
 
@@ -318,7 +318,7 @@ def observe(
     sent = release.uploads[0]  # stands for all, with values [V, ...]
     base, parts = {n: v.to(dtype) for n, v in release.before.items()}, {}
     for name, part in sent.parts.items():
-        values, present = _stacked([u.parts[name] for u in release.uploads])
+        values, present = _stack([u.parts[name] for u in release.uploads])
         there = None if bool(present.all()) else present
         parts[name] = replace(part, values=values.to(dtype), present=there)
     if scores is not None:
@@ -326,7 +326,7 @@ def observe(
         for name in set(parts) & set(const):
             values, told = scores.read(parts[name].values)  # of those that it tells
             parts[name] = Part(values=values, present=parts[name].presence() & told)
-    zone = opened(release)
+    zone = find_opened(release)
     if zone and release.after is not None:  # as the state after the round shows it
         plain = as_kind(sent.with_parts(parts), "weights", base=base, lr=release.lr)
         sent, parts = plain, dict(plain.parts)
@@ -384,7 +384,7 @@ def _senders(release: Release) -> set[str]:
     return {m.sender for m in release.seen.messages if m.kind == release.kind}
 
 
-def opened(release: Release) -> dict[str, Tensor]:
+def find_opened(release: Release) -> dict[str, Tensor]:
     """Encrypted coordinates of the only client that uploaded, bool by name: the sum that was
     opened is its own, and the state after the round tells it. Empty for several clients, and
     where the server does not learn that state."""
@@ -393,7 +393,9 @@ def opened(release: Release) -> dict[str, Tensor]:
     return {n: covers for n, covers in release.sealed[0].items() if n in release.after}
 
 
-def opened_mean(release: Release, *, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor] | None:
+def find_opened_mean(
+    release: Release, *, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], Tensor] | None:
     """Which coordinates all victims encrypted, bool by name, and the mean update there [M], where
     the state after the round shows it: several clients took part, all of them victims. None
     where it does not, or where what was sent in the open shows that the server takes no mean."""
@@ -541,7 +543,11 @@ def unusable(release: Release) -> str | None:
         return f"no upload of {', '.join(UPLOAD_KINDS)} was seen"
     parts = [p for u in release.uploads for p in u.parts.values()]
     visible = any(p.present is None or bool(p.present.any()) for p in parts)
-    if not visible and not opened(release) and opened_mean(release, dtype=torch.float64) is None:
+    if (
+        not visible
+        and not find_opened(release)
+        and find_opened_mean(release, dtype=torch.float64) is None
+    ):
         return "no coordinate of any upload is visible"
     return None
 

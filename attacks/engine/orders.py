@@ -8,8 +8,8 @@ noise as large as what one exchange changes, until the order is found (`Orders`)
 Under a split protocol a client sends every sample's activations once in an epoch, in one of its
 steps, each time with fresh noise, patches or weights that its defense draws, and from stages that
 its own steps have moved. The server knows where these began and where they ended. The steps of an
-epoch are united (`united`), and the samples of epochs and rounds are lined up (`lined_up`,
-`linked`).
+epoch are united (`unite`), and the samples of epochs and rounds are lined up (`line_up`,
+`link`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Orders:
         rng = torch.Generator().manual_seed(_SEED)
 
         def places() -> Tensor:
-            rows = [_shuffled(samples, batch * steps, rng) for _ in range(victims)]
+            rows = [_shuffle(samples, batch * steps, rng) for _ in range(victims)]
             return torch.stack(rows).to(ctx.device)
 
         everyone, square = torch.arange(victims, device=ctx.device), torch.zeros(())
@@ -90,7 +90,7 @@ class Orders:
             y = torch.nn.functional.one_hot(ctx.aux_y[chosen], ctx.network.classes).to(x)
             with torch.no_grad():
                 one, other = (
-                    sent(_taken(x, p), _taken(y, p), everyone) for p in (places(), places())
+                    sent(_take(x, p), _take(y, p), everyone) for p in (places(), places())
                 )
             square = square + (one - other).square().mean() / _PUBLIC_ORDERS
         std = square.sqrt().expand(victims).clone()
@@ -101,7 +101,7 @@ class Orders:
 
     def arranged(self, x: Tensor, victims: Tensor) -> Tensor:
         """Samples or labels [P, K, ...] of candidates for victims int64 [P], step after step."""
-        return _taken(x, self.places[victims])
+        return _take(x, self.places[victims])
 
     def improve(self, sent: Sent, seen: Tensor, x: Tensor, y: Tensor, *, bytes_each: int) -> int:
         """Exchange samples of different steps where that explains more, and set `std` anew.
@@ -129,20 +129,22 @@ class Orders:
                 rows, pairs = torch.arange(1, 1 + len(pairs)), pairs.to(x.device)
                 places[:, rows, pairs[:, 0]] = self.places[:, pairs[:, 1]]
                 places[:, rows, pairs[:, 1]] = self.places[:, pairs[:, 0]]
-                misfit, change = self._tried(sent, seen, x, y, places, bytes_each=bytes_each)
+                misfit, change = self._try_orders(sent, seen, x, y, places, bytes_each=bytes_each)
                 self.places = places[everyone, misfit.argmin(dim=1)]
                 tried += places.shape[0] * places.shape[1]
                 changes.append(change)
             if torch.equal(before, self.places):
                 break
         if changes:
-            misfit, _ = self._tried(sent, seen, x, y, self.places[:, None], bytes_each=bytes_each)
+            misfit, _ = self._try_orders(
+                sent, seen, x, y, self.places[:, None], bytes_each=bytes_each
+            )
             change = torch.stack(changes).mean(dim=0)
             settled = misfit[:, 0] < _FOUND**2 * change
             self.std = torch.where(settled, misfit[:, 0], change.maximum(misfit[:, 0])).sqrt()
         return tried
 
-    def _tried(
+    def _try_orders(
         self, sent: Sent, seen: Tensor, x: Tensor, y: Tensor, places: Tensor, *, bytes_each: int
     ) -> tuple[Tensor, Tensor]:
         """Mean square [V, O] of what the orders [V, O, T] leave open, and mean [V] of what they
@@ -155,7 +157,7 @@ class Orders:
         def work(part: slice) -> None:
             who = victims[part]
             with torch.no_grad():
-                rows = _taken(x[who], flat[part]), _taken(y[who], flat[part])
+                rows = _take(x[who], flat[part]), _take(y[who], flat[part])
                 pieces[part.start] = sent(*rows, who)
 
         in_chunks(work, len(flat), bytes_each=bytes_each, device=x.device)
@@ -164,12 +166,12 @@ class Orders:
         return misfit, (made[:, 1:] - made[:, :1]).square().mean(dim=2).mean(dim=1)
 
 
-def _taken(x: Tensor, places: Tensor) -> Tensor:
+def _take(x: Tensor, places: Tensor) -> Tensor:
     """Rows [P, T, ...] of x [P, K, ...] at the places int64 [P, T]."""
     return x[torch.arange(len(x), device=x.device)[:, None], places]
 
 
-def _shuffled(samples: int, total: int, rng: torch.Generator) -> Tensor:
+def _shuffle(samples: int, total: int, rng: torch.Generator) -> Tensor:
     """So many places int64 [total], epoch after epoch, each in an order of its own."""
     epochs = -(-total // samples)
     return torch.cat([torch.randperm(samples, generator=rng) for _ in range(epochs)])[:total]
@@ -189,14 +191,14 @@ _LEAST = 1e-6
 """Share of the activations' mean variance that each is left with as noise."""
 
 
-def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
+def line_up(releases: list[Release], ctx: Context) -> list[Release]:
     """The releases with their samples in the order of the last one's.
 
     A sample's activations differ from round to round, since the network does. Each round gives
     evidence of the principal components of an image (`ComponentEvidence`). The assignment is taken
     under which the rounds most likely show the same images. A later local epoch that is a release
-    itself (see `linked`) gives the order of that epoch's steps. Epochs of several steps are united
-    before (see `united`). Where there is nothing to line up, the releases stay as they are.
+    itself (see `link`) gives the order of that epoch's steps. Epochs of several steps are united
+    before (see `unite`). Where there is nothing to line up, the releases stay as they are.
     """
     if len(releases) == 1 or releases[-1].samples == 1 or SMASHED not in releases[-1].by_sample:
         return releases
@@ -207,9 +209,9 @@ def lined_up(releases: list[Release], ctx: Context) -> list[Release]:
     for one, order in zip(releases, [*places, None], strict=True):
         if one.epoch and order is not None:
             epochs[one.epoch] = order
-            ordered.append(_reordered(one, {0: order}))
+            ordered.append(_reorder(one, {0: order}))
         else:
-            ordered.append(_reordered(one, epochs if order is None else {0: order, **epochs}))
+            ordered.append(_reorder(one, epochs if order is None else {0: order, **epochs}))
             epochs = {}
     return ordered
 
@@ -298,7 +300,7 @@ def _component_evidence(release: Release, ctx: Context) -> ComponentEvidence:
     )
 
 
-def _reordered(release: Release, orders: dict[int, Tensor]) -> Release:
+def _reorder(release: Release, orders: dict[int, Tensor]) -> Release:
     """The release with each client's samples in other orders [V, K], by epoch."""
     victims = torch.arange(len(release.clients))[:, None]
     by_sample = {}
@@ -316,7 +318,7 @@ _PUBLIC_ACTIVATIONS = 64
 """Samples on which it is measured how far clients' activations are from those of mean stages."""
 
 
-def united(release: Release, ctx: Context) -> Release:
+def unite(release: Release, ctx: Context) -> Release:
     """The release of a split protocol as if every step had sent the activations of its epoch's
     steps.
 
@@ -346,7 +348,7 @@ def united(release: Release, ctx: Context) -> Release:
             (torch.cat([v for v, _ in e], 1), torch.cat([p for _, p in e], 1)) for e in epochs
         ]
         by_sample[kind] = [joined[step // count] for step in range(len(steps))]
-    mechanisms, moved = release.mechanisms, _moved_within(release, view, count, ctx)
+    mechanisms, moved = release.mechanisms, _measure_movement(release, view, count, ctx)
     if moved:
         mechanisms = (*mechanisms, SmashedNoise(of=SMASHED, std=moved))
     return replace(
@@ -359,7 +361,7 @@ def united(release: Release, ctx: Context) -> Release:
     )
 
 
-def _moved_within(release: Release, view: SplitView, count: int, ctx: Context) -> float:
+def _measure_movement(release: Release, view: SplitView, count: int, ctx: Context) -> float:
     """Root mean square of how far public samples' activations in an epoch's steps are from those in
     its first one."""
     if not release.uploads:
@@ -377,7 +379,7 @@ def _moved_within(release: Release, view: SplitView, count: int, ctx: Context) -
     return math.sqrt(sum(squares) / count)
 
 
-def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list[Release]:
+def link(releases: list[Release], ctx: Context, *, apart: bool = True) -> list[Release]:
     """The releases with the samples of all of them and all steps in one order, and every local
     epoch but the first of each round as an earlier release where it tells more.
 
@@ -385,15 +387,15 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
     to the mean of where the victims' own ended. How far their own are from these, on public
     samples, counts as noise. An epoch tells nothing more where the first one's activations are
     exact and whole, and it can't be told what it tells where a client kept stages to itself: then
-    only its order of samples is learnt. Of epochs of several steps see `united`.
+    only its order of samples is learnt. Of epochs of several steps see `unite`.
 
     apart: Whether later epochs become releases at all; else only their orders are learnt.
     """
-    releases = [united(one, ctx) for one in releases]
+    releases = [unite(one, ctx) for one in releases]
     last = releases[-1]
     view = split_view(last, dtype=torch.float64, device=ctx.device)
     if view is None or last.steps == 1 or not last.uploads:
-        return lined_up(releases, ctx)
+        return line_up(releases, ctx)
     names = list(view.below(ctx.network, last.before))
     noised = bool(view.noises) or "variables" in ctx.defense.owns or not bool(view.present.all())
     tells = apart and noised and not withheld(last, names)
@@ -401,7 +403,7 @@ def linked(releases: list[Release], ctx: Context, *, apart: bool = True) -> list
         return releases
     names = names if tells else []
     each = [part for one in releases for part in (*_later_epochs(one, names, ctx), one)]
-    return [one for one in lined_up(each, ctx) if tells or not one.epoch]
+    return [one for one in line_up(each, ctx) if tells or not one.epoch]
 
 
 def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Release]:

@@ -79,7 +79,7 @@ def with_private_parts(releases: list[Release], ctx: Context) -> list[Release]:
     Cicek, UnSplit, WPES 2022. Departures: the path of the server's layers, the priors, and the
     broadcast stages as a common frame.
     """
-    estimates = [_remembered(one, ctx) for one in releases]
+    estimates = [_remember(one, ctx) for one in releases]
     kept = {n for one in estimates if one.own is not None for n in one.own.sizes}
     sizes = {n: v.numel() for n, v in releases[-1].before.items() if n in kept}
     return [
@@ -91,23 +91,23 @@ def with_private_parts(releases: list[Release], ctx: Context) -> list[Release]:
 def openly(releases: list[Release], ctx: Context) -> list[Release]:
     """Those of which nothing had to be estimated, as of the first round; none where these are
     all."""
-    known = [one for one in releases if _remembered(one, ctx) is one]
+    known = [one for one in releases if _remember(one, ctx) is one]
     return known if len(known) < len(releases) else []
 
 
-def _remembered(release: Release, ctx: Context) -> Release:
+def _remember(release: Release, ctx: Context) -> Release:
     """The estimate of one release, made once for an attack and the judge of its answer."""
     if release.estimate is not None:
         other, estimate = release.estimate
         same = (ctx.device, type(ctx.defense)) == (other.device, type(other.defense))
         if same and torch.equal(ctx.aux_x, other.aux_x) and torch.equal(ctx.aux_y, other.aux_y):
             return estimate
-    estimate = _estimated(release, ctx)
+    estimate = _estimate(release, ctx)
     release.estimate = ctx, estimate
     return estimate
 
 
-def _estimated(release: Release, ctx: Context) -> Release:
+def _estimate(release: Release, ctx: Context) -> Release:
     if release.epoch or release.round == 0:  # an epoch is of clients that kept nothing
         return release
     view = split_view(release, dtype=torch.float64, device=ctx.device)
@@ -276,7 +276,7 @@ class Drift:
         """See `with_private_parts`."""
         release = self.release
         vectors, _ = self._fit(one, noises=_NOISES)
-        images, stages = self._decoded(vectors, one, slice(None))
+        images, stages = self._decode(vectors, one, slice(None))
         victims = len(release.clients)
         same = {n: v.expand(victims, *v.shape) for n, v in self.broadcast.items()}
         with torch.no_grad():
@@ -321,7 +321,7 @@ class Drift:
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
                 rows = torch.arange(len(self.view.values), device=z.device)[part][problems]
-                images, stages = self._decoded(z, one, rows)
+                images, stages = self._decode(z, one, rows)
                 rest = self._cut(stages, images) - values[problems]
                 rest = torch.where(present[problems], rest, 0.0)
                 loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
@@ -334,7 +334,7 @@ class Drift:
 
         return evaluate
 
-    def _decoded(
+    def _decode(
         self, z: Tensor, one: Surrogate, rows: Tensor | slice
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Images [P, B, *shape] and stages [P, ...] of vectors [P, N] for the victims `rows`."""

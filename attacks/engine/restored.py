@@ -25,7 +25,7 @@ from attacks.engine.weighed import (
     Played,
     PublicSamples,
     head_gradients,
-    weighed_counts,
+    weigh_counts,
 )
 from bench.api import Context, Kind, Mechanism, NetworkView, State
 from bench.toolkit.batches import class_means
@@ -39,7 +39,7 @@ SHRINK, REFINE = 0.1, 3
 """The strong values of iLRG's settings."""
 
 
-def restored_counts(
+def restore_counts(
     releases: Sequence[Release], ctx: Context, *, shrink: float = SHRINK, refine: int = REFINE
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """What iLRG makes of the uploads of all releases.
@@ -55,7 +55,7 @@ def restored_counts(
     counts, notes = restored.counts, _notes(restored, views[-1].head)
     doubtful = restored.unsettled
     if refine and bool(doubtful.any()):
-        weighed = weighed_counts(
+        weighed = weigh_counts(
             [view.victims(doubtful) for view in views],
             fewest=not all(_head_suffices(one, ctx) for one in releases),
             rng=ctx.rng,
@@ -86,13 +86,13 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
         shrink=shrink,
         refine=refine,
     )
-    head, restored = _lengthened(head, counting, release)
+    head, restored = _undo_clip(head, counting, release)
     if _head_suffices(release, ctx):
         played: Played = partial(
-            _computed, samples=samples, counting=counting, release=release, rng=ctx.rng
+            _compute, samples=samples, counting=counting, release=release, rng=ctx.rng
         )
     else:
-        played = partial(_rehearsed, release=release, ctx=ctx, counting=counting)
+        played = partial(_rehearse, release=release, ctx=ctx, counting=counting)
     return HeadView(
         head=head,
         restored=restored,
@@ -119,7 +119,7 @@ def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[T
     return (made[:-1] - made[-1]).mT, made[-1]
 
 
-def _lengthened(
+def _undo_clip(
     head: HeadGradient, counting: Counting, release: Release
 ) -> tuple[HeadGradient, Restored]:
     """The head's gradients as long as they were before a clip, as far as that can be told, and what
@@ -178,7 +178,7 @@ def _head_suffices(release: Release, ctx: Context) -> bool:
     return drawn and one_step and not own
 
 
-def _computed(
+def _compute(
     chosen: Tensor,
     like: HeadGradient,
     *,
@@ -212,7 +212,7 @@ def _computed(
     )
 
 
-def _rehearsed(
+def _rehearse(
     chosen: Tensor, like: HeadGradient, *, release: Release, ctx: Context, counting: Counting
 ) -> HeadGradient:
     """Head gradients of shadow clients with these public samples, through the whole network."""

@@ -405,7 +405,7 @@ def smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
     return term
 
 
-def weighed_distance(view: SplitView, unit: Tensor) -> Law:
+def weigh_distance(view: SplitView, unit: Tensor) -> Law:
     """Squared distance with weights [V, 1, ...]."""
 
     def law(victims: Tensor, heat: float, cut: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from attacks.engine.counts import (
     Counting,
     HeadGradient,
     Restored,
-    completed,
+    complete,
     public_solution,
     restore,
     whole,
@@ -86,9 +86,7 @@ class HeadView:
         return replace(self, head=self.head.victims(chosen), restored=self.restored.victims(chosen))
 
 
-def weighed_counts(
-    views: Sequence[HeadView], *, fewest: bool, rng: torch.Generator
-) -> Tensor | None:
+def weigh_counts(views: Sequence[HeadView], *, fewest: bool, rng: torch.Generator) -> Tensor | None:
     """Counts of V batches whose LnAcc, and IRec with less weight, is as high as can be expected.
 
     The counters' answers of all releases enter one regression.
@@ -209,7 +207,7 @@ class _Counters:
     def __call__(self, head: HeadGradient, restored: Restored) -> Tensor:
         counting = self.counting
         public, total = counting.public, counting.total
-        filled, _ = completed(head, public.features)
+        filled, _ = complete(head, public.features)
         by_class = total * (filled.weight @ self.discriminants)  # column c: of class c's samples
         slope = -by_class.diagonal(dim1=1, dim2=2)
         own = self._own_slope(by_class, filled)

@@ -345,7 +345,7 @@ def to_dict(view: Captured, results: Sequence[Attacked]) -> dict[str, Any]:
         "clients": list(view.seen.clients),
         "samples": int(view.seen.known["samples"]),
         "privacy": view.about.get("privacy"),
-        "chosen": chosen(results),
+        "chosen": choose_answers(results),
         "unexplained": results[0].unexplained if results else None,
         "attacks": [
             {
@@ -363,7 +363,7 @@ def to_dict(view: Captured, results: Sequence[Attacked]) -> dict[str, Any]:
     }
 
 
-def chosen(results: Sequence[Attacked]) -> list[str | None]:
+def choose_answers(results: Sequence[Attacked]) -> list[str | None]:
     """Return for each victim the attack whose answer explains best what was seen; the truth is not
     used."""
     judged = [(m.attack, m.judged) for m in results if m.judged is not None]

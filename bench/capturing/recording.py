@@ -129,7 +129,7 @@ class Capture:
         client: str = "client-0",
         plugins: Sequence[str | Path] = (),
     ) -> None:
-        given, model = model, models.unwrapped(model)
+        given, model = model, models.unwrap(model)
         self._model, self._lr, self._client = model, lr, client
         self._plugins, self._noised = tuple(map(Path, plugins)), Noised(defense, settings or {})
         self._defense: Defense = self._noised.build(self._plugins)

@@ -34,7 +34,7 @@ def export(
     with options.plain_errors():
         from bench.outside.exports import export as export_view
 
-        env = options.chosen_environment("cpu", data_dir, download, None)
+        env = options.choose_environment("cpu", data_dir, download, None)
         paths = export_view(folder, cell, out, env, view)
     for path, what in (
         (paths.tensors, "tensors that the server saw"),
@@ -64,7 +64,7 @@ def score(
         from bench.outside.scores import score_files
         from bench.records import to_json
 
-        env = options.chosen_environment("cpu", data_dir, download, None)
+        env = options.choose_environment("cpu", data_dir, download, None)
         scored = score_files(folder, cell, reconstructions, env, view)
     if as_json:
         typer.echo(to_json(scored))
@@ -199,7 +199,7 @@ def attack(
         from bench.capturing import attacking
         from bench.records import to_json
 
-        env = options.chosen_environment(device, None, False, plugin)
+        env = options.choose_environment(device, None, False, plugin)
         options.announce(options.file_in(model or ""))
         listed, failed = [], False
         for view in attacking.read_views(files, truth):
@@ -253,7 +253,7 @@ def _progress(view: Captured) -> Iterator[Tell]:
 def _show(view: Captured, attacked: list[Attacked]) -> None:
     """Print a line per attack, the floor last, and below them the attacker-selected
     reconstruction."""
-    from bench.capturing.attacking import chosen, least_leak_of
+    from bench.capturing.attacking import choose_answers, least_leak_of
     from bench.contract.messages import UPLOAD_KINDS
     from bench.metrics.named import METRICS
     from bench.names import counted
@@ -284,7 +284,7 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
         cells = [figure(floor[m], m) if m in floor else "" for m in metrics]
         table.add_row("needs no leak", *cells, "0", style="dim")
     options.console.print(table)
-    best = [name for name in chosen(attacked) if name is not None]
+    best = [name for name in choose_answers(attacked) if name is not None]
     if best:
         most = max(set(best), key=best.count)
         share = "" if victims == 1 else f" for {best.count(most)} of {victims} clients"

@@ -88,7 +88,7 @@ def announce(files: Iterable[Path]) -> None:
         say(f"Runs {', '.join(map(str, new))} with your rights.", aside=True, style="dim")
 
 
-def confirmed(question: str, *, yes: bool) -> bool:
+def confirm(question: str, *, yes: bool) -> bool:
     """Return whether the user agrees, by --yes or at the terminal.
 
     Raises UserError where there is neither.
@@ -154,7 +154,7 @@ def refuse(sentence: str) -> NoReturn:
     raise typer.Exit(2) from None
 
 
-def chosen_environment(
+def choose_environment(
     device: str,
     data_dir: Path | None,
     download: bool,

@@ -45,7 +45,7 @@ def plan(
         from bench.harness.forecast import forecast
 
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
-        env = options.chosen_environment(device, data_dir, download, plugin, here=device == "auto")
+        env = options.choose_environment(device, data_dir, download, plugin, here=device == "auto")
         part = options.shard_of(shard)
         planned, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(planned, out, part)

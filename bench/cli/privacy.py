@@ -54,7 +54,7 @@ def ledger(
         if not over:
             if csv is not None:
                 raise UserError("--csv writes the table of --over; give --over key=value,value,...")
-            built, checked = registry.defense(defense, settings), accounts.checked_facts(known)
+            built, checked = registry.defense(defense, settings), accounts.check_facts(known)
             account = accounts.account_of(built, checked, name=defense)
         else:
             table = accounts.accounts_over(

@@ -105,7 +105,7 @@ def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
     seeds, victims = len(difference.seed_means), difference.victims
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"
-    yield "difference", _signed_interval(difference.interval, metric)
+    yield "difference", _format_signed_interval(difference.interval, metric)
     if seeds > 1:
         yield "per seed", ", ".join(_format_signed(m, metric, 3) for m in difference.seed_means)
     else:
@@ -113,7 +113,10 @@ def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
     p, adjusted = _p(difference.p), _p(difference.adjusted)
     yield "p", f"{adjusted} (adjusted for {pair.rows} comparisons; alone {p})"
     if pair.drop is not None:
-        yield "accuracy drop", f"{_signed_interval(pair.drop, 'ssim')} of the first against it"
+        yield (
+            "accuracy drop",
+            f"{_format_signed_interval(pair.drop, 'ssim')} of the first against it",
+        )
     yield "verdict", pair.verdict
 
 
@@ -126,7 +129,7 @@ def _figure(pair: RowComparison, row: Row, mean: float) -> str:
     return f"{pair.attack} {METRICS[pair.metric].title} {figure(mean, pair.metric)}"
 
 
-def _signed_interval(interval: Interval, metric: str) -> str:
+def _format_signed_interval(interval: Interval, metric: str) -> str:
     """-0.111 [-0.18, -0.04]; a narrow interval with more digits."""
     if not math.isfinite(interval.hi):
         return f"{_format_signed(interval.mean, metric, 3)}, one victim: no interval"

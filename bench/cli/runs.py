@@ -58,7 +58,7 @@ def tune(
         from bench.report import leaderboard
 
         losses = _losses(loss)
-        env = options.chosen_environment(device, data_dir, download, plugin)
+        env = options.choose_environment(device, data_dir, download, plugin)
         original = suites.read_suite(suite)
         target = out or Path(f"{original.name}_tuned.toml")
         if target.exists() and out is None:
@@ -142,7 +142,7 @@ def sweep(
         formats = [f.strip() for f in figures.split(",") if f.strip()]
         for name in formats:
             check_format(name)
-        env = options.chosen_environment(device, data_dir, download, plugin)
+        env = options.choose_environment(device, data_dir, download, plugin)
         # All are checked before the first is run.
         plans = {
             text: options.planned(suite, only, [*(set_ or ()), f"{key}={text}"], env)
@@ -227,7 +227,7 @@ def run(
             from bench.harness.executors.local import start_server
 
             start_server()
-        env = options.chosen_environment(
+        env = options.choose_environment(
             device, data_dir, download, plugin, here=executor == "local"
         )
         part = options.shard_of(shard)

@@ -70,7 +70,7 @@ def verify(
 
         try:
             opened = verification.open_folder(folder)
-            again = verification.recomputed(opened)
+            again = verification.recompute(opened)
         except UserError as error:
             if not folder.is_dir():
                 raise
@@ -80,7 +80,7 @@ def verify(
         code = opened.code
         tell = partial(options.say, aside=as_json)
         staged.check_tolerance(tolerance)
-        env = options.chosen_environment(device, data_dir, False, None)
+        env = options.choose_environment(device, data_dir, False, None)
         tell(
             f"The files of {opened.run.title} are as they were written, and no record contradicts "
             "another or its run."
@@ -108,11 +108,11 @@ def verify(
         lines = {} if trainings is None else of_training
         for name in dict.fromkeys(lines.get(what, what) for what in of_training):
             tell(f"  {name}")
-        changed = verification.changed_code(opened, cells)
+        changed = verification.find_changed_code(opened, cells)
         isolated = isolation(sandbox)
         what = f"the submitted code: {', '.join(code)}" if code else "no code but leakbench's"
         tell(f"This runs {what}, {isolated.sentence}.")
-        if code and not options.confirmed("Run it?", yes=yes):
+        if code and not options.confirm("Run it?", yes=yes):
             tell("Nothing was run.")
             raise typer.Exit(2)
 

@@ -59,7 +59,7 @@ class Composed(Defense):
         return "+".join(m.variant for m in self.members.values() if m.variant)
 
 
-def _chained(hook: Hook) -> Callable[..., Any]:
+def _chain(hook: Hook) -> Callable[..., Any]:
     """The hook of a composed defense."""
 
     def call(self: Composed, *arguments: Any, **named: Any) -> Any:
@@ -71,7 +71,7 @@ def _chained(hook: Hook) -> Callable[..., Any]:
 
 
 for _hook in HOOKS:
-    setattr(Composed, _hook.name, _chained(_hook))
+    setattr(Composed, _hook.name, _chain(_hook))
 
 
 def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:

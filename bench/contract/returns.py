@@ -242,18 +242,18 @@ def _sealed(message: Message) -> Problem:
     for name, sealed in message.sealed.items():
         if not isinstance(sealed, Sealed) or sealed.covers.dtype != torch.bool:
             return f"returned a sealed '{name}' whose `covers` is no bool tensor"
-        held = _held_bytes(sealed.box)
+        held = _count_held_bytes(sealed.box)
         if held > sealed.n_bytes:
             return f"sealed {held} bytes of '{name}' and declared n_bytes = {sealed.n_bytes}"
     return None
 
 
-def _held_bytes(box: Any) -> int:
+def _count_held_bytes(box: Any) -> int:
     if isinstance(box, (bytes, bytearray)):
         return len(box)
     if isinstance(box, Mapping):
         box = tuple(box.values())
-    return sum(map(_held_bytes, box)) if isinstance(box, (list, tuple)) else 0
+    return sum(map(_count_held_bytes, box)) if isinstance(box, (list, tuple)) else 0
 
 
 def mix(arguments: tuple[Any, ...], result: Any) -> Problem:

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import checked_arguments
+from bench.arguments import check_arguments
 from bench.data import builtin, files, hub, standard
 from bench.data.dataset import (
     Dataset,
@@ -127,7 +127,7 @@ def load_dataset(
     validation = settings.pop("validation", False)
     if not isinstance(validation, bool):
         raise UserError(f"validation of dataset {name} must be true or false, got {validation!r}.")
-    own = checked_arguments(loader, settings, what=f"dataset {name}", supplied=tuple(supplied))
+    own = check_arguments(loader, settings, what=f"dataset {name}", supplied=tuple(supplied))
     what = f"dataset {name}" if point is None else _describe(point)
     try:
         with contained():

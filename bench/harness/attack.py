@@ -101,7 +101,7 @@ class Attacking(Work):
             if isinstance(record, NoResult):
                 return record
             records.append(record)
-        record = joined_views(records) if look.views else records[0]
+        record = join_views(records) if look.views else records[0]
         notes = record.notes if look.reason is None else (*record.notes, look.reason)
         return replace(record, notes=notes)
 
@@ -265,7 +265,7 @@ def _attack_view(
     )
 
 
-def joined_views(records: Sequence[AttackRecord]) -> AttackRecord:
+def join_views(records: Sequence[AttackRecord]) -> AttackRecord:
     """One attack's records of all views of recorded rounds as one, victims one after the other."""
 
     def all_of(parts: Sequence[list[float] | None]) -> list[float] | None:

@@ -25,7 +25,7 @@ from bench.records import (
     TrainJob,
     TrainRecord,
     canonical,
-    settled,
+    is_settled,
     to_json,
 )
 
@@ -90,7 +90,7 @@ def finished(folder: Path) -> dict[str, Cost | None]:
     trainings = dict[str, TrainJob]()
     for key in store.keys("train"):
         record = store.read("train", key, lenient=True)
-        if settled(record):
+        if is_settled(record):
             costs[key] = None
         if isinstance(record, TrainRecord) and record.inputs:
             job = trainings[key] = record.inputs
@@ -99,7 +99,7 @@ def finished(folder: Path) -> dict[str, Cost | None]:
             costs[key] = _cost(record, job, work)
     for key in store.keys("attack"):
         outcome = store.read("attack", key, lenient=True)
-        if settled(outcome):
+        if is_settled(outcome):
             costs[key] = None
         if isinstance(outcome, AttackRecord) and outcome.inputs and outcome.train in trainings:
             train = trainings[outcome.train]

@@ -25,9 +25,9 @@ from bench.records import (
     canonical,
     check_kept,
     check_together,
+    is_settled,
     labels,
     plain,
-    settled,
     to_json,
 )
 from bench.suite import DECIDES_NO_FIGURE, Suite
@@ -61,7 +61,7 @@ def merge(folders: Sequence[Path], out: Path) -> Run:
         raise UserError("merge needs at least one result folder.")
     _check_empty(out)
     parts = [(folder, Run.read(folder)) for folder in folders]
-    run = _joined(parts)
+    run = _join(parts)
     stores = [Store(*part) for part in parts]
     with staged(out) as target:
         for training in run.trainings:
@@ -80,7 +80,7 @@ def _check_empty(out: Path) -> None:
 # --- run.json -----------------------------------------------------------------------------------
 
 
-def _joined(parts: Sequence[Part]) -> Run:
+def _join(parts: Sequence[Part]) -> Run:
     """One run. Raises UserError for parts that do not belong together."""
     for part in parts[1:]:
         _check_alike(parts[0], part)
@@ -213,7 +213,7 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     """
     read = [(s, s.read("train", training.key)) for s in stores]
     trained = [(s, r) for s, r in read if r is not None]
-    kept = [s for s, r in trained if settled(r)]
+    kept = [s for s, r in trained if is_settled(r)]
     _copy("train", training.key, _pick(trained), target)
     for cell in training.cells:
         tried = [(s, s.read("attack", cell.key)) for s in kept or stores]
@@ -223,7 +223,7 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
 
 def _pick(pairs: list[tuple[Store, R]]) -> list[tuple[Store, R]]:
     """Return the settled records, or all if none is settled."""
-    return [(s, r) for s, r in pairs if settled(r)] or pairs
+    return [(s, r) for s, r in pairs if is_settled(r)] or pairs
 
 
 def _copy(
@@ -242,7 +242,7 @@ def _copy(
         if others == figures:
             if twin.hashes == record.hashes:
                 same.append(store)
-        elif compare and settled(record):
+        elif compare and is_settled(record):
             name = "training" if kind == "train" else "attack"
             raise UserError(
                 f"{name} {key} has different figures in {first.folder} and {store.folder} "

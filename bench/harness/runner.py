@@ -53,7 +53,7 @@ from bench.records import (
     TrainOutcome,
     TrainRecord,
     canonical,
-    settled,
+    is_settled,
     to_json,
 )
 from bench.registry import Registry
@@ -272,7 +272,7 @@ class _Run:
         that are not; False if the training must be run, and then all of them."""
         key = self.keys.train(job)
         trained = self.store.read("train", key, lenient=True)
-        if trained is None or not settled(trained):
+        if trained is None or not is_settled(trained):
             return False
         outcomes = {c: self._stored(c) for c in self.cells[job]}
         unscored = {c: r for c, r in outcomes.items() if self._is_unscored(r)}
@@ -305,7 +305,7 @@ class _Run:
         key = self.keys.attack(cell)
         record = self.store.read("attack", key, lenient=True, unscored=True)
         kept = self.store.artifacts(key).is_dir()  # who took all of it away meant to
-        if record is None or not settled(record) or (self._is_unscored(record) and not kept):
+        if record is None or not is_settled(record) or (self._is_unscored(record) and not kept):
             return None
         wrong = self.store.damage(key, record) if kept else None
         self.report.remade += [wrong] if wrong else []
@@ -409,7 +409,7 @@ class _Run:
     ) -> None:
         report, label = self.report, label_of(job)
         report.ran += not cached
-        if not settled(record):
+        if not is_settled(record):
             report.failures.append((label, f"{record.status}: {record.reason}"))
         self.on_progress(report, label, cached)
 

@@ -44,7 +44,7 @@ from bench.protocols.federation import (
     Federation,
     RoundResult,
     RoundSeconds,
-    sampled_clients,
+    sample_clients,
 )
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import MOST_BYTES, Truth, observe, recorded
@@ -172,7 +172,7 @@ def _train(work: Training) -> TrainOutcome:
     look(0)
     for _ in range(protocol.rounds):
         ids = [client.id for client in federation.clients]
-        sampled = sampled_clients(ids, protocol, sampling)
+        sampled = sample_clients(ids, protocol, sampling)
         result = recorder.play(local, sampled)
         rounds += 1
         up += result.wire.bytes_up

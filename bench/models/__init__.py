@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from bench.arguments import checked_arguments
+from bench.arguments import check_arguments
 from bench.errors import UserError
 from bench.extensions import installed
 from bench.models import convolutional, dense, sensors, transformers
@@ -22,7 +22,7 @@ from bench.models.named import (
     is_named,
     maker_of,
     module_of,
-    unwrapped,
+    unwrap,
 )
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
 from bench.names import MODELS, did_you_mean
@@ -96,7 +96,7 @@ def build(
             without_dropout=without,
         )
     builder = BUILDERS[name]
-    given = checked_arguments(
+    given = check_arguments(
         builder, given, what=f"model {name}", supplied=("shape", "classes"), besides=("init",)
     )
     return ChainNetwork(
@@ -137,5 +137,5 @@ __all__ = [
     "is_handed",
     "is_named",
     "module_of",
-    "unwrapped",
+    "unwrap",
 ]

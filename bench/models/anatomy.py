@@ -143,7 +143,7 @@ def dissect(
     played = _play(module, x, classes, what, head=head)
     places = _places(played, head, classes)
     parts = _parts(played, [number for _, number in places])
-    while (shared := _shared(parts)) is not None:
+    while (shared := _find_shared(parts)) is not None:
         first, last = shared  # no cut between two uses of a parameter
         if last == len(places) - 1:
             raise UserError(
@@ -158,7 +158,7 @@ def dissect(
     return Anatomy(
         places=passed,
         head=head,
-        parameters={_exposed(passed[owner.get(n, 0)], n): n for n in trained},
+        parameters={_expose_name(passed[owner.get(n, 0)], n): n for n in trained},
         norms={_norm(n, places, played): n for n in norms if n in played.calls},
     )
 
@@ -330,7 +330,7 @@ def _parts(played: _Pass, ends: Sequence[int]) -> list[set[str]]:
     return parts
 
 
-def _shared(parts: Sequence[set[str]]) -> tuple[int, int] | None:
+def _find_shared(parts: Sequence[set[str]]) -> tuple[int, int] | None:
     """The first two parts that have a parameter in common."""
     for last, part in enumerate(parts):
         for first in range(last):
@@ -339,7 +339,7 @@ def _shared(parts: Sequence[set[str]]) -> tuple[int, int] | None:
     return None
 
 
-def _exposed(place: Place, name: str) -> str:
+def _expose_name(place: Place, name: str) -> str:
     """`STAGE.REST`, where what does not lie in the stage's module has its path from the top."""
     path, _, leaf = name.rpartition(".")
     if path == place.module or path.startswith(f"{place.module}."):
@@ -351,4 +351,4 @@ def _norm(path: str, places: Sequence[tuple[Place, int]], played: _Pass) -> str:
     """The prefix of a batch normalisation's names, in the stage during which it is called first."""
     first = played.calls[path][0] - 1
     place = next(place for place, number in places if number >= first)
-    return _exposed(place, f"{path}.mean").removesuffix(".mean")
+    return _expose_name(place, f"{path}.mean").removesuffix(".mean")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bench.arguments import checked_arguments
+from bench.arguments import check_arguments
 from bench.errors import UserError
 from bench.extensions import BrokenImport, installed, load_entry_point, load_file, origin_of
 from bench.foreign import contained, in_one_line
@@ -66,7 +66,7 @@ def is_named(name: str) -> bool:
     return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module without the wrappers of data parallelism, torch.compile and Opacus around it."""
     while isinstance(inner := _inner(module), nn.Module):
         module = inner
@@ -75,17 +75,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def bare(module: nn.Module) -> nn.Module:
     """The same, without wrappers around its parts either, which are replaced in place."""
-    module = unwrapped(module)
+    module = unwrap(module)
     for name, part in list(module.named_modules()):
         part._compiled_call_impl = None
-        if unwrapped(part) is not part:
+        if unwrap(part) is not part:
             module.set_submodule(name, bare(part))
     return module
 
 
 def bare_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """A module's parameters by the names that they have in `bare(module)`."""
-    module = unwrapped(module)
+    module = unwrap(module)
     parameters = dict(module.named_parameters(recurse=False))
     for name, part in module.named_children():
         parameters |= {f"{name}.{n}": p for n, p in bare_parameters(part).items()}
@@ -149,7 +149,7 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
         parameters = inspect.signature(made_by).parameters
         more = {n: v for n, v in offered.items() if n in parameters and n not in given}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            given = checked_arguments(made_by, given, what=what, supplied=tuple(more))
+            given = check_arguments(made_by, given, what=what, supplied=tuple(more))
         given |= more
         make = made_by
 

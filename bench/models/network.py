@@ -86,7 +86,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (x - centre).square().mean(dim=over)
 
 
-def normalised(norm: Any, x: Tensor) -> Tensor:
+def normalise(norm: Any, x: Tensor) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) of eval mode, which a batch normalisation's weight
     multiplies."""
     own = isinstance(norm, StaticBatchNorm)
@@ -274,7 +274,7 @@ class Network:
 
         def record(name: str, kind: LayerKind) -> Any:
             def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                given = normalised(module, inputs[0]) if kind == "affine" else inputs[0]
+                given = normalise(module, inputs[0]) if kind == "affine" else inputs[0]
                 layers.append(
                     Layer(name=name, kind=kind, module=module, input=given, output=output)
                 )

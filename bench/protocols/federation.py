@@ -22,7 +22,7 @@ from bench.models import Network
 from bench.protocols.local_training import LocalTraining, LocalWork
 from bench.protocols.settings import ProtocolSettings
 from bench.protocols.wire import Wire, freeze
-from bench.seeding import derived_seed, generator
+from bench.seeding import derive_seed, generator
 from bench.toolkit.aggregation import filled, mean_over_present
 
 UPLOADED = ("clear", "sealed", "withheld")
@@ -36,7 +36,7 @@ PARTICIPATION = "participation"
 """Name of the random stream of the server's sampling."""
 
 
-def sampled_clients(
+def sample_clients(
     ids: Sequence[str], protocol: ProtocolSettings, rng: torch.Generator
 ) -> list[str]:
     """Return the clients that the server samples in a round: a fixed number, drawn without
@@ -201,7 +201,7 @@ class Federation(LocalTraining):
             const=detached(const),
             seed=seed,
             device=device,
-            parties=dict(defense.third_parties(derived_seed(seed, "parties"))),
+            parties=dict(defense.third_parties(derive_seed(seed, "parties"))),
             **more,
         )
 

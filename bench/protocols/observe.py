@@ -19,7 +19,7 @@ from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.seeding import derived_seed, generator
+from bench.seeding import derive_seed, generator
 
 READ_BY_AGGREGATION = "read_by_aggregation"
 """Of what is known: uploads are those that the server's own aggregation reads."""
@@ -98,7 +98,7 @@ def observe(
     copy = federation.fork(*play)
     if earlier is not None and copy.round == 0:
         # Third parties draw from streams of their own; before the first round they hold no state.
-        parties = derived_seed(federation.seed, *play, "parties")
+        parties = derive_seed(federation.seed, *play, "parties")
         copy.parties = dict(copy.defense.third_parties(parties))
     by_id = {c.id: c for c in copy.clients}
     queues = {

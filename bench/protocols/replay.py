@@ -11,7 +11,7 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import SUM
 from bench.errors import UserError
-from bench.protocols.federation import PARTICIPATION, clients_of, sampled_clients
+from bench.protocols.federation import PARTICIPATION, clients_of, sample_clients
 from bench.protocols.local_training import LocalWork, next_batch
 from bench.protocols.observe import Truth, Victims, as_one, order_of, truth_of
 from bench.protocols.settings import (
@@ -24,7 +24,7 @@ from bench.protocols.settings import (
 from bench.seeding import generator
 
 
-def replayed_truth(
+def replay_truth(
     data: Sequence[tuple[Tensor, Tensor]],
     seen: Seen,
     *,
@@ -60,7 +60,7 @@ def replayed_truth(
         work, queues = LocalWork.of(protocol), dict[str, Tensor]()
         sampling, used = generator(seed, PARTICIPATION), dict[str, Tensor]()
         for _ in range(number + 1):
-            sampled = sampled_clients(list(clients), protocol, sampling)
+            sampled = sample_clients(list(clients), protocol, sampling)
             used = {}
             for client in clients.values():
                 if defense.joins(client, client.id in sampled):

@@ -39,7 +39,7 @@ from bench.records.outcomes import (
     TrainRecord,
     Verdict,
     Workings,
-    settled,
+    is_settled,
 )
 from bench.records.rows import (
     LEADERBOARD,

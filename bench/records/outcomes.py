@@ -368,6 +368,6 @@ TrainOutcome: TypeAlias = TrainRecord | NoResult
 AttackOutcome: TypeAlias = AttackRecord | NoResult
 
 
-def settled(record: TrainOutcome | AttackOutcome | None) -> bool:
+def is_settled(record: TrainOutcome | AttackOutcome | None) -> bool:
     """Return whether a job need not be made again: failures and time-outs are tried again."""
     return record is not None and record.status in ("done", "not_applicable")

@@ -161,7 +161,7 @@ def accounts_over(
     Args:
         defense: Its name, or a+b.
         settings: Of the defense, by name; what is varied may be left out.
-        facts: By name, as `checked_facts` takes them; likewise.
+        facts: By name, as `check_facts` takes them; likewise.
         over: Values by key: the name of a setting or of a fact, or `settings.NAME` and `facts.NAME`
             where both have it.
 
@@ -176,13 +176,13 @@ def accounts_over(
             room, name = where[key]
             rooms[room][name] = value
         built = registry.defense(defense, rooms["settings"])
-        known = checked_facts(rooms["facts"])
+        known = check_facts(rooms["facts"])
         account = account_of(built, known, name=defense)
         accounts.append(replace(account, place=dict(zip(over, place, strict=True))))
     return accounts
 
 
-def checked_facts(given: Mapping[str, Any]) -> Facts:
+def check_facts(given: Mapping[str, Any]) -> Facts:
     """Return the facts of a run by name, checked.
 
     Raises:

@@ -114,10 +114,10 @@ def _row(row: Row, place: Place) -> dict[str, Any]:
         "words": list(map(place, ledger.words)),
         "reasons": list(map(place, ledger.reasons)),
         "delta": row.delta,
-        "audit": row.audit and _rounded(vars(row.audit)),
-        "up": _rounded(row.bytes_up),
-        "down": _rounded(row.bytes_down),
-        "client": _rounded(row.client_seconds),
+        "audit": row.audit and _round(vars(row.audit)),
+        "up": _round(row.bytes_up),
+        "down": _round(row.bytes_down),
+        "client": _round(row.client_seconds),
         "flags": list(map(place, flags)),
         "attacks": {n: _attack(e, place) for n, e in row.attacks.items()},
     }
@@ -131,20 +131,20 @@ def _attack(entry: AttackEntry, place: Place) -> dict[str, Any]:
         "n": entry.n,
         "failed": entry.failed,
         "metrics": {
-            m: [_rounded(s.mean), *(_rounded(end, DIGITS - 1) for end in (s.lo, s.hi))]
+            m: [_round(s.mean), *(_round(end, DIGITS - 1) for end in (s.lo, s.hi))]
             for m, s in entry.scores.items()
         },
-        "floor": place(_rounded(entry.floor)),
-        "seconds": _rounded(entry.seconds),
+        "floor": place(_round(entry.floor)),
+        "seconds": _round(entry.seconds),
         "evaluations": entry.gradient_evaluations,
         "budget": entry.budget,
         "notes": list(map(place, entry.notes)),
-        "convergence": entry.convergence and _rounded(vars(entry.convergence)),
+        "convergence": entry.convergence and _round(vars(entry.convergence)),
     }
     return {k: v for k, v in fields.items() if v not in (None, [], {})}
 
 
-def _rounded(value: Any, digits: int = DIGITS) -> Any:
+def _round(value: Any, digits: int = DIGITS) -> Any:
     """Round floats at any depth to some significant digits; whole ones become integers, those that
     are not finite text."""
     if isinstance(value, float):
@@ -153,5 +153,5 @@ def _rounded(value: Any, digits: int = DIGITS) -> Any:
         short_ = float(f"{value:.{digits}g}")
         return int(short_) if short_.is_integer() else short_
     if isinstance(value, Mapping):
-        return {k: _rounded(v, digits) for k, v in value.items()}
+        return {k: _round(v, digits) for k, v in value.items()}
     return value

@@ -293,7 +293,7 @@ def _case(name: str) -> Callable[[Row], Shown]:
     return read
 
 
-def _rounded_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
+def _format_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
     """A mean with its interval, in the digits that the interval supports. unit: 100 shows
     points."""
     if value is None:
@@ -333,13 +333,13 @@ _EPSILONS = (
 )
 _CHOICE = Column(name="selected", note="choice", shown=_case("choice"))
 _LEAK = Column(
-    name="leakage", note="leak", shown=lambda row: _rounded_interval(row, row.leak_interval)
+    name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)
 )
 _RECOGNISED = Column(name="recognised", note="recognised", shown=_recognised)
 _DROP = Column(
     name="accuracy drop",
     note="lost",
-    shown=lambda row: _rounded_interval(row, row.accuracy_drop, unit=100),
+    shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100),
 )
 _BOUND = Column(name="upper bound", note="bound", shown=_case("worst"))
 _FLAGS = Column(

@@ -100,9 +100,7 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Po
     if any(_played(r) > _played(table[0]) for row in table for r in trainings[same_training(row)]):
         return {}
     by_measure = {
-        name: {
-            i: _measured(row, name, trainings[same_training(row)]) for i, row in enumerate(table)
-        }
+        name: {i: _measure(row, name, trainings[same_training(row)]) for i, row in enumerate(table)}
         for name in MEASURES
     }
     return {
@@ -112,7 +110,7 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Po
     }
 
 
-def _measured(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
+def _measure(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
     """Return a row's figure over the rounds. checkpoints: rows of the same training."""
     if name == "leak":
         leaks = [(_played(r), leak) for r in checkpoints if (leak := r.leak_interval)]

@@ -213,7 +213,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "coded": _coded, "short": short}
+    templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
     templates.filters |= {"chip": explain.chip, "useful": has_use}
     return templates
 
@@ -229,7 +229,7 @@ def content_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _coded(text: str) -> Markup:
+def _mark_code(text: str) -> Markup:
     """Words between backticks as code."""
     parts = enumerate(map(seen_in_html, re.split(r"`([^`]+)`", text)))
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in parts)

@@ -38,7 +38,7 @@ from bench.records import (
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
 from bench.report.marks import with_marks
-from bench.report.verdicts import flags_of, ordered, with_first_round
+from bench.report.verdicts import flags_of, sort_rows, with_first_round
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
@@ -203,7 +203,7 @@ def _table(
         attacks = {n: replace(e, convergence=measured.get(n)) for n, e in row.attacks.items()}
         row = replace(row, attacks=attacks)
         table.append(replace(row, flags=flags_of(row, trained)))
-    return ordered(table)
+    return sort_rows(table)
 
 
 def _trained_row(

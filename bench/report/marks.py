@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.metrics.paired import Difference, differences
 from bench.records import FlagCode, Marks, Row
-from bench.report.verdicts import accuracy_drop, has_use, undefended, understated
+from bench.report.verdicts import accuracy_drop, find_understated_leakage, has_use, undefended
 
 _UNTRUSTED = (
     FlagCode.BELOW_FLOOR,
@@ -109,4 +109,6 @@ def row_differences(
 def is_trusted(row: Row) -> bool:
     """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
     a training is missing: such a row is never marked as best."""
-    return not any(f.code in _UNTRUSTED for f in row.flags) and understated(row) is None
+    return (
+        not any(f.code in _UNTRUSTED for f in row.flags) and find_understated_leakage(row) is None
+    )

@@ -16,7 +16,7 @@ from bench.report import explain
 from bench.report.columns import epsilon_text, refuted, shade, supported
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
-from bench.report.verdicts import UNDEFENDED, at_most, has_use, undefended, understated
+from bench.report.verdicts import UNDEFENDED, at_most, find_understated_leakage, has_use, undefended
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
@@ -98,7 +98,7 @@ class Verdict:
         attacks got less from all rounds than from one."""
         if self.row is None or self.row.leak is None:
             return None
-        return max(self.row.leak, understated(self.row) or 0.0)
+        return max(self.row.leak, find_understated_leakage(self.row) or 0.0)
 
     @property
     def doubts(self) -> list[str]:
@@ -241,13 +241,13 @@ def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
     protocol = protocols.pop() if len(protocols) == 1 else ""
     short = [(*(() if protocol else (r.protocol,)), r.data, r.model, r.checkpoint) for r in first]
     heads = (
-        Head(title=title, words=_numbered_words(short, i), number=i + 1)
+        Head(title=title, words=_number_words(short, i), number=i + 1)
         for i, (title, _) in enumerate(groups)
     )
     return Overview(loss=loss, protocol=protocol, heads=tuple(heads), lines=tuple(lines))
 
 
-def _numbered_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
+def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
     """Return a head's words, numbered where several heads have the same words."""
     words = short[place]
     number = short[: place + 1].count(words)

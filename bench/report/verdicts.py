@@ -185,7 +185,7 @@ def at_chance(row: Row, done: Sequence[TrainRecord]) -> bool:
     return bool(judged) and all(a is not None and a.lo <= chance for a, chance in judged)
 
 
-def ordered(table: Sequence[Row]) -> list[Row]:
+def sort_rows(table: Sequence[Row]) -> list[Row]:
     """Return the rows of one table, the least leakage first, those without use or figure last;
     flagged where attacks do not work even without a defense.
 
@@ -204,7 +204,7 @@ def is_reference(row: Row) -> bool:
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
-def understated(row: Row) -> float | None:
+def find_understated_leakage(row: Row) -> float | None:
     """Return the largest leakage of flags that say that a row shows less: by one attack, in the
     first round, or of all clients' images in any order. None without such a flag."""
     codes = (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND, FlagCode.WHOSE_UNKNOWN)

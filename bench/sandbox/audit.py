@@ -19,9 +19,9 @@ from bench.errors import UserError
 from bench.metrics.distinguish import separate
 from bench.privacy.ledger import account
 from bench.protocols.settings import LEAST_DRAWS, MOST_DRAWS
-from bench.sandbox.hooked import guarded
+from bench.sandbox.hooked import guard
 from bench.sandbox.neighbours import NeighbourPair, Skipped, neighbours
-from bench.seeding import derived_seed
+from bench.seeding import derive_seed
 
 Verdict = Literal["violated", "consistent", "not covered", "not audited", "no claim", "no proof"]
 DRAWS, CONFIDENCE, PARAMETERS = 4000, 0.95, 16
@@ -138,7 +138,7 @@ def audit(
     _check_range("parameters", parameters, 2, _MOST_VALUES // draws, "audited coordinates")
     most = min(MOST_DRAWS, _MOST_VALUES // parameters) // draws
     _check_range("rounds", rounds, 1, most, f"releases of a draw, of {draws} draws")
-    defense, base = guarded(defense), derived_seed(seed, "audit")
+    defense, base = guard(defense), derive_seed(seed, "audit")
     pairs, skipped = neighbours(defense, parameters=parameters, seed=base)
     each = 1 - (1 - confidence) / max(1, len(pairs))
     findings = tuple(_find(defense, p, draws, rounds, each, base) for p in pairs)

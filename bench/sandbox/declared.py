@@ -133,13 +133,13 @@ class MessageCheck:
                 continue
             except Broken as error:
                 yield error.reason.removesuffix(".")
-        yield from _changed(mechanisms, pairs_of("update"))
+        yield from _find_change(mechanisms, pairs_of("update"))
         if fork:
             yield from self._of_copies(federation, result)
         else:
-            yield from self._repeated(mechanisms, by_client)
+            yield from self._find_repeated_noise(mechanisms, by_client)
 
-    def _repeated(
+    def _find_repeated_noise(
         self,
         mechanisms: Sequence[Mechanism],
         by_client: Callable[[str], Mapping[str, Sequence[Pair]]],
@@ -206,7 +206,7 @@ def _pairs_of(result: RoundResult, kind: str) -> dict[str, list[Pair]]:
     }
 
 
-def _changed(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:
+def _find_change(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:
     """A sentence if values are changed on which no mechanism is declared to act."""
     for pair in pairs:
         for name, part in pair.sent.items():

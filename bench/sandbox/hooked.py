@@ -97,7 +97,7 @@ def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) ->
     return copy
 
 
-def guarded(defense: Defense) -> Defense:
+def guard(defense: Defense) -> Defense:
     """A copy that is as fast as the defense itself: errors of its hooks are HookErrors, and the
     first answer of each is checked (WrongAnswer)."""
     checked: set[str] = set()

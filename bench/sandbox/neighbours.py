@@ -150,12 +150,12 @@ def tabulate(a: Sequence[Received], b: Sequence[Received]) -> tuple[Array, Array
     if sizes and alike:
         out = torch.stack([torch.cat([row[n] for n in sizes]) for row in rows])
     else:
-        padded = ([_NOTHING, *(_padded(row, n, k) for n, k in sizes.items())] for row in rows)
+        padded = ([_NOTHING, *(_pad(row, n, k) for n, k in sizes.items())] for row in rows)
         out = torch.stack([torch.cat(columns) for columns in padded])
     return out[: len(a)].numpy(), out[len(a) :].numpy()
 
 
-def _padded(row: Received, name: str, size: int) -> Tensor:
+def _pad(row: Received, name: str, size: int) -> Tensor:
     """A tensor of a row filled up with 0 to a size, and its own size after it."""
     out = torch.zeros(size + 1, dtype=torch.float64)
     value = row.get(name, _NOTHING)
@@ -170,7 +170,7 @@ def _padded(row: Received, name: str, size: int) -> Tensor:
 def neighbours(
     defense: Defense, *, parameters: int, seed: int
 ) -> tuple[tuple[NeighbourPair, ...], tuple[Skipped, ...]]:
-    """All pairs that a defense setting, a `guarded` one, can be audited on.
+    """All pairs that a defense setting, made by `guard`, can be audited on.
 
     Raises:
         HookError: For a hook that raised.

@@ -196,7 +196,7 @@ def _drawn(
             )
         for what, (left, declared, by, rounding) in views.items():
             if by is not None:
-                check_independence(_standardised(left, declared, by), what)
+                check_independence(_standardise(left, declared, by), what)
             _shape(left, declared, what, rounding)
     return f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}"
 
@@ -224,7 +224,7 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
         raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")
 
 
-def _standardised(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
+def _standardise(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
     """`left` without the mean and std that the declared draws have beside values like `by`."""
     edges = by.quantile(torch.linspace(0, 1, _BINS + 1, dtype=by.dtype)[1:-1]).unique()
     groups = torch.bucketize(by, edges, right=True)

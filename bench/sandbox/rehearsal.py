@@ -16,7 +16,7 @@ from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.split import start_federation
 from bench.sandbox.stage import play_round, token
-from bench.seeding import derived_seed
+from bench.seeding import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,17 @@ class Rehearsals:
             labels=seen.labels,
             defense=defense,
             data=list(zip(x, y, strict=True)),
-            seed=derived_seed(seed, "shadow"),
+            seed=derive_seed(seed, "shadow"),
             device=self.device,
-            params=self._moved(seen.initial),
+            params=self._move(seen.initial),
         )
-        before = shadow.state = self._moved(seen.before if before is None else before)
-        shadow.const, shadow.buffers = self._moved(seen.const), self._moved(seen.buffers)
+        before = shadow.state = self._move(seen.before if before is None else before)
+        shadow.const, shadow.buffers = self._move(seen.const), self._move(seen.buffers)
         shadow.queues = {c.id: torch.arange(len(c.y)) for c in shadow.clients}
         shadow.pinned = True
         plans = defense.public_plans(seen.messages)
         for i, client in enumerate(shadow.clients):
-            client.plan.update(self._moved(plans[i % len(plans)]) if plans else {})
+            client.plan.update(self._move(plans[i % len(plans)]) if plans else {})
         work = LocalWork(
             protocol=seen.protocol,
             batch=int(seen.known["batch"]),
@@ -112,10 +112,8 @@ class Rehearsals:
             shared=shared,
         )
 
-    def _moved(self, value: Any) -> Any:
+    def _move(self, value: Any) -> Any:
         """The same on the device, with all tensors in it."""
         if isinstance(value, Tensor):
             return value.to(self.device)
-        return (
-            {k: self._moved(v) for k, v in value.items()} if isinstance(value, Mapping) else value
-        )
+        return {k: self._move(v) for k, v in value.items()} if isinstance(value, Mapping) else value

@@ -15,7 +15,7 @@ from bench.contract.defense import Client, Defense, Local, Submodel
 from bench.contract.messages import EVERYONE, SERVER, Message, Part, Stage, State
 from bench.protocols.federation import STREAMS, Federation, RoundResult
 from bench.protocols.local_training import LocalWork
-from bench.seeding import derived_seed, generator
+from bench.seeding import derive_seed, generator
 
 VICTIM = "client-0"
 CPU = torch.device("cpu")
@@ -95,5 +95,5 @@ def play_round(federation: Federation, work: LocalWork) -> RoundResult:
 
 def with_fresh_secrets(federation: Federation, name: str, seed: int) -> Federation:
     """A fork whose clients and third parties draw anew."""
-    parties = federation.defense.third_parties(derived_seed(seed, "parties"))
+    parties = federation.defense.third_parties(derive_seed(seed, "parties"))
     return replace(federation.fork(name, seed), parties=dict(parties))

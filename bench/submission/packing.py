@@ -28,7 +28,7 @@ from bench.records import (
     Run,
     TrainOutcome,
     canonical,
-    settled,
+    is_settled,
     to_json,
 )
 from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, Submission
@@ -257,13 +257,13 @@ def _check_finished(store: Store, trainings: Sequence[PlannedTraining]) -> list[
         record = store.read("train", training.key)
         if record is None:
             raise UserError(f"the run is not finished: the training of {what} has no record.")
-        if not settled(record):
+        if not is_settled(record):
             raise UserError(f"the training of {what} {record.status}: {record.reason}")
         for cell in training.cells:
             scored = store.read("attack", cell.key)
             if scored is None:
                 raise UserError(f"the run is not finished: {cell.label} on {what} has no record.")
-            if not settled(scored):
+            if not is_settled(scored):
                 failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {scored.status}")
     return failed
 

@@ -24,13 +24,13 @@ from bench.errors import UserError
 from bench.files import no_link
 from bench.foreign import OverLimit, time_limit
 from bench.harness.environment import Environment, dataset_of, shares_of
-from bench.harness.executors.task import ATTACKS, TRAININGS, guarded
+from bench.harness.executors.task import ATTACKS, TRAININGS, guard
 from bench.harness.runner import label_of
 from bench.harness.scoring import Scoring
 from bench.harness.store import Store
 from bench.harness.train import save_public
 from bench.protocols.export import TRUTH, load_seen, load_truth, save_truth
-from bench.protocols.replay import replayed_truth
+from bench.protocols.replay import replay_truth
 from bench.records import (
     RUN_FILES,
     AttackOutcome,
@@ -171,7 +171,7 @@ def rerun(
                 record = _read_made(trained, "train", key)
                 mine = [c for c in cells if c.train_key == key]
                 if isinstance(record, TrainRecord):
-                    comparisons += _handed_on(home, env, mine, record)
+                    comparisons += _hand_on(home, env, mine, record)
                 elif record is not None:
                     made.write("train", key, record)
                 comparisons += compare(label_of(job), first.read("train", key), record, tolerance)
@@ -181,7 +181,7 @@ def rerun(
                 record = _read_made(trained, "train", cell.train_key)
                 answer = _read_made(made, "attack", cell.key)
                 if isinstance(record, TrainRecord) and isinstance(answer, AttackRecord):
-                    answer = _scored(home, env, cell, record, answer)
+                    answer = _score(home, env, cell, record, answer)
                 scored = first.read("attack", cell.key)
                 comparisons += compare(label_of(cell.job), scored, answer, tolerance)
     except UserError as error:
@@ -191,7 +191,7 @@ def rerun(
     return Rerun(comparisons=comparisons, end=end)
 
 
-def _handed_on(
+def _hand_on(
     home: Path, env: Environment, cells: Sequence[Cell], record: TrainRecord
 ) -> Iterator[Comparison]:
     """Give a training's views to the process that attacks, with public samples and without the
@@ -224,7 +224,7 @@ def _handed_on(
         look = record.observations.get(checkpoint, {}).get(threat)
         for stem in look.stems if look is not None and look.status == "done" else ():
             left = load_truth(source / f"{stem}{TRUTH}")
-            truth = replayed_truth(
+            truth = replay_truth(
                 data,
                 load_seen(source / f"{stem}-seen"),
                 protocol=job.protocol,
@@ -244,7 +244,7 @@ def _handed_on(
             )
 
 
-def _scored(
+def _score(
     home: Path, env: Environment, cell: Cell, trained: TrainRecord, answer: AttackRecord
 ) -> AttackOutcome:
     """The record of an answer with scores, made in this process."""
@@ -259,7 +259,7 @@ def _scored(
         answers=answers,
         artifacts=home / "scored" / cell.key,
     )
-    scored = guarded(score).record
+    scored = guard(score).record
     assert not isinstance(scored, TrainRecord)
     return scored
 

@@ -164,7 +164,7 @@ def same_environment(opened: Opened, device: str) -> bool:
     return all(before.get(k) == v for k, v in now.items())
 
 
-def changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
+def find_changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
     """What of leakbench's code that a sample needs is not that of the run, which may be older."""
     plugins = {("defense", part) for c in sampled for part in c.defense.split("+")}
     plugins |= {("attack", c.attack) for c in sampled}
@@ -181,7 +181,7 @@ _ROUNDING = 1e-4
 _EPSILONS = ("eps claimed", "eps proven", "unit of the claim")
 
 
-def recomputed(opened: Opened) -> list[Comparison]:
+def recompute(opened: Opened) -> list[Comparison]:
     """Compare epsilons with those that follow from a training's facts, scores with those of stored
     reconstructions, and what reads no message with its plugin: as far as a folder holds them and
     leakbench's own plugins go. None of the folder's code runs.

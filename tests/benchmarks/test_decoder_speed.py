@@ -18,7 +18,7 @@ from torch.func import functional_call
 from attacks.decoder import Corrector, Data, Decoder, initial
 from attacks.engine.channel import Channel, distance
 from attacks.engine.inverter import Inverter
-from attacks.engine.observation import parsed
+from attacks.engine.observation import parse_view
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from tests.benchmarks.timing import TRIES, best_of, on_threads
@@ -51,7 +51,7 @@ def one_at_a_time(data: Data, shape: tuple[int, ...], samples: int) -> float:
 @pytest.mark.timeout(3600)
 def test_decoder_training_against_one_image_at_a_time(benchmark: Any, digits: Dataset) -> None:
     seen, _, ctx = smashed(digits, "lenet", "block1", std=0.05)
-    channel = Channel(parsed(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx, max_features=4096)
     data = Data(Inverter(channel, ctx, rows=400), channel, ctx)
     attack = Decoder(batch=BATCH)
     with on_threads(1):

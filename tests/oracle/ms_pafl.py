@@ -45,7 +45,7 @@ def single_round(**given: Any) -> tuple[float, float]:
 def composed(
     epsilon_c: float, delta_c: float, *, rounds: int, delta_tilde: float = PAPER_DELTA
 ) -> tuple[float, float]:
-    return theorems.composed(epsilon_c, delta_c, rounds=rounds, delta_tilde=delta_tilde)
+    return theorems.compose(epsilon_c, delta_c, rounds=rounds, delta_tilde=delta_tilde)
 
 
 def linear_from(epsilon_c: float) -> float:

@@ -30,7 +30,7 @@ from bench.harness.executors.task import (
     Ended,
     Outcomes,
     Task,
-    guarded,
+    guard,
     keep_to_share,
     lost,
     over_time,
@@ -159,7 +159,7 @@ class _Going:
         """Have the cluster begin a job, or this machine a score."""
         work, settings = task.work, self.settings
         if task.room == SCORES:
-            self.scores[self.scorer.submit(guarded, work)] = task
+            self.scores[self.scorer.submit(guard, work)] = task
             return
         share = settings.gpus if 0 < settings.gpus < 1 else 1.0
         # Ray keeps processes of other variables apart, and so the rooms.
@@ -204,7 +204,7 @@ class _Going:
         done, _ = self.ray.wait([*self.jobs], timeout=_TICK_S, fetch_local=False)
         for answer in done:
             task, _ = self.jobs.pop(answer)
-            yield task, self._received(answer, task)
+            yield task, self._receive(answer, task)
         limit = self.settings.timeout_s
         for answer, (task, began) in list(self.jobs.items()):
             if time.monotonic() - began > limit:
@@ -212,7 +212,7 @@ class _Going:
                 self.ray.cancel(answer, force=True)
                 yield task, over_time(limit)
 
-    def _received(self, answer: Any, task: Task) -> Ended:
+    def _receive(self, answer: Any, task: Task) -> Ended:
         try:
             host, differing, ended, files = self.ray.get(answer)
         except self.ray.exceptions.RayError as error:
@@ -285,7 +285,7 @@ def _perform(
             _write(moved[folder], files)
         out = place / "out"
         work = replace(work.with_folders(moved), artifacts=out, dataset=dataset)
-        return host, None, guarded(work, functions), _contents(out)
+        return host, None, guard(work, functions), _contents(out)
 
 
 @cache

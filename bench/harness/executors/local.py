@@ -16,7 +16,7 @@ from bench.harness.executors.task import (
     Ended,
     Outcomes,
     Task,
-    guarded,
+    guard,
     keep_to_share,
     lost,
     next_of,
@@ -223,4 +223,4 @@ def _serve(pipe: Connection, own: dict[str, str]) -> None:
             return
         prepare(work, functions)
         pipe.send(_READY)
-        pipe.send(guarded(work, functions))
+        pipe.send(guard(work, functions))

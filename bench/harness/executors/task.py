@@ -180,7 +180,7 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Outcomes:
             limits = False
             try:
                 with time_limit(timeout_s) as limits:
-                    ended = guarded(task.work, functions)
+                    ended = guard(task.work, functions)
             except OverLimit:
                 if not limits:  # another limit, of the whole run
                     raise
@@ -205,7 +205,7 @@ def prepare(work: Work, functions: OwnFunctions) -> None:
         work.prepare()
 
 
-def guarded(work: Work, functions: OwnFunctions | None = None) -> Ended:
+def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
     """The one place that catches Exception: a failing job is recorded, the run goes on, and what
     the job changed of this process is put back.
 

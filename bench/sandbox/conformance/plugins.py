@@ -123,7 +123,7 @@ def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | li
     return Finding(name=name, status="failed", reason=reason, change=change, hook=hook)
 
 
-def _examined(
+def _examine(
     registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any], fast: bool
 ) -> Progress:
     cases: Iterator[Case]
@@ -146,7 +146,7 @@ def check(
     """The conformance of one plugin with one setting.
 
     fast: see `check_plugins`. Raises UserError for bad settings."""
-    *_, (_, conformance) = _examined(registry, kind, name, settings, fast)
+    *_, (_, conformance) = _examine(registry, kind, name, settings, fast)
     return conformance
 
 
@@ -188,7 +188,7 @@ def progress(
     registry = discover((Path(target).resolve(),) if is_file(target) else ())
     plugins = plugins_of(registry, target)
     for number, (kind, name) in enumerate(plugins[skip:], start=skip + 1):
-        for news in _examined(registry, kind, name, settings, fast):
+        for news in _examine(registry, kind, name, settings, fast):
             yield *news, len(plugins) - number
 
 

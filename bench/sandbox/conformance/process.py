@@ -65,7 +65,7 @@ def check_in_process(
             process.start()
             far.close()
             try:
-                for conformance, coming in _received(process, pipe, blank, timeout_s, Path(folder)):
+                for conformance, coming in _receive(process, pipe, blank, timeout_s, Path(folder)):
                     skip, later = skip + 1, coming
                     yield replace(conformance, name=target) if colon else conformance
             finally:
@@ -74,7 +74,7 @@ def check_in_process(
                 process.join()
 
 
-def _received(
+def _receive(
     process: BaseProcess, pipe: Connection, blank: Conformance, timeout_s: float, folder: Path
 ) -> Iterator[tuple[Conformance, int]]:
     """The findings on each plugin, and, where the process must be ended or ends, that; with the

@@ -79,7 +79,7 @@ def _copy(leaf: Any) -> tuple[int, Tensor] | None:
     return (leaf._version, leaf.detach().clone()) if isinstance(leaf, Tensor) else None
 
 
-def _changed(before: list[tuple[str, Any, Any]], arguments: Mapping[str, Any]) -> str | None:
+def _find_change(before: list[tuple[str, Any, Any]], arguments: Mapping[str, Any]) -> str | None:
     """The way to something that is not as it was, or None."""
     for old, new in zip_longest(before, _all_leaves(arguments)):
         if old is None or new is None or old[0] != new[0]:
@@ -138,7 +138,7 @@ class Watch:
         left = Left()
         with foreign_code(left, relays=False):
             answer = call()
-        path = _changed(before, arguments)
+        path = _find_change(before, arguments)
         noticed = {
             "arguments untouched": path and f"changed its argument {path} in place",
             "global generators untouched": left.moved and f"moved {' and '.join(left.moved)}",
