@@ -49,7 +49,7 @@ class DepthFL(Defense):
         """`STAGE.exit.weight` [C, F] and `STAGE.exit.bias` [C], U(+-1/sqrt(F)), for every held
         stage below the head."""
         x = next(iter(params.values())).new_zeros(2, *network.shape)
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         with torch.no_grad():
             for stage in (s for s in network.cuts if s in stages):
                 x = network.run(params, x, first=stage, last=stage, mode="train")
@@ -57,8 +57,8 @@ class DepthFL(Defense):
                 shapes = {"weight": (network.classes, features), "bias": (network.classes,)}
                 for name, shape in shapes.items():
                     uniform = uniform_like(x.new_zeros(shape), rng=rng)
-                    found[f"{stage}.{_EXIT}.{name}"] = (2 * uniform - 1) / features**0.5
-        return found
+                    parameters[f"{stage}.{_EXIT}.{name}"] = (2 * uniform - 1) / features**0.5
+        return parameters
 
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         # The teachers are constants of this derivative, but not of an attacker's by x.
@@ -108,12 +108,12 @@ def local_loss(
 
 def _logits(loss: Loss, variables: State, x: Tensor) -> list[Tensor]:
     """Of every classifier of the client, [B, C] in order of depth, its head's last."""
-    weights, found = loss.realize(variables), []
+    weights, outputs = loss.realize(variables), []
     for stage, output in loss.outputs(variables, x).items():
         name = f"{stage}.{_EXIT}."
         if name + "weight" in weights:
             output = torch.nn.functional.linear(
                 pool(output), weights[name + "weight"], weights[name + "bias"]
             )
-        found.append(output)
-    return found
+        outputs.append(output)
+    return outputs

@@ -131,8 +131,8 @@ class FedMLHE(EncryptedZone):
         if when != "upload" or "encrypted" in client.plan:
             return []
         assert local is not None
-        found = client.memory.get("inspected") or {n: g.abs() for n, g in local.grad_sum.items()}
-        flat = torch.cat([found[n].flatten() for n in local.broadcast]).double()
+        scores = client.memory.get("inspected") or {n: g.abs() for n, g in local.grad_sum.items()}
+        flat = torch.cat([scores[n].flatten() for n in local.broadcast]).double()
         sealed = {
             n: Sealed(n_bytes=0, covers=torch.ones_like(v, dtype=torch.bool))
             for n, v in local.broadcast.items()

@@ -256,24 +256,24 @@ class NoisedPMSFL(PMSFL):
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        found = super().constants(facts)
+        constants = super().constants(facts)
         match self.noise:
             case "local":
                 add, replace = self._step_epsilons()
-                found |= {
+                constants |= {
                     "masks": "noised",
                     "noise_std": self._step_multiplier() * self.clip_norm / facts.batch,
                     "eps_one_round_add_remove": add,
                     "eps_one_round_replace": replace,
                 }
             case "mask":
-                found |= {
+                constants |= {
                     "masks": "noised",
                     "noise_std": self._mask_std(self.masked(facts)),
                     "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":
-                found |= {
+                constants |= {
                     "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
                     "eps_amplification_gain": amplification_gain(
@@ -281,7 +281,7 @@ class NoisedPMSFL(PMSFL):
                     ),
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.budget,
                 }
-        return found
+        return constants
 
     def _step_epsilons(self) -> tuple[float, float]:
         """Exact epsilon of a round's R steps for adding or removing a record, which moves a mean

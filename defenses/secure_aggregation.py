@@ -274,16 +274,16 @@ class SecureAggregation(Defense):
 
     def _rehearse(self, state: State, uploads: Sequence[Message], server: Server) -> State:
         """Of updates that nobody masked; without any, of a round in which all dropped out."""
-        found = dict(state)
-        for name in found:
+        model = dict(state)
+        for name in model:
             parts = [
                 as_kind(m, "update", base=server.state, lr=server.lr).parts[name].values
                 for m in uploads
                 if name in m.parts
             ]
             if parts:
-                found[name] = server.state[name] + torch.stack(parts).mean(dim=0)
-        return found
+                model[name] = server.state[name] + torch.stack(parts).mean(dim=0)
+        return model
 
     def _mean(
         self, server: Server, arrived: Mapping[str, Message], keys: Mapping[str, int]
@@ -316,12 +316,12 @@ class SecureAggregation(Defense):
             for name in arrived:  # whose mask for the pair found no partner
                 total -= pair_mask(name, lost, agree_on_seed(secret, keys[name]), length)
         mean = self.decoded(total % MODULUS, len(arrived)) / len(arrived)
-        found = {}
+        tensors = {}
         pieces = mean.split([int(c.sum()) for c in covers.values()])
         for (name, where), piece in zip(covers.items(), pieces, strict=True):
-            found[name] = torch.zeros_like(server.state[name])
-            found[name][where] = piece.to(found[name])
-        return found
+            tensors[name] = torch.zeros_like(server.state[name])
+            tensors[name][where] = piece.to(tensors[name])
+        return tensors
 
     # --- what is known and proven -------------------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:

@@ -145,10 +145,10 @@ def _magnitudes(parts: Mapping[str, Part]) -> Tensor:
 
 def _sent(parts: Mapping[str, Part], chosen: Tensor) -> dict[str, Part]:
     """The parts with the `chosen` [N] of their present values."""
-    found: dict[str, Part] = {}
+    sent: dict[str, Part] = {}
     for name, part in parts.items():
         shown = part.presence().clone()
         count = int(shown.sum())
         shown[shown.clone()], chosen = chosen[:count], chosen[count:]
-        found[name] = sparse(part, shown)
-    return found
+        sent[name] = sparse(part, shown)
+    return sent

@@ -275,11 +275,11 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
         holds="It is the pure epsilon of a mask. As a Renyi divergence the bound is no "
         "(epsilon, delta) bound.",
     )
-    found: tuple[Formula, ...] = ()
+    rules: tuple[Formula, ...] = ()
     match d.noise:
         case "smashed":
             gain = amplification_gain(d.budget, c=d.clip, d=d.masked(facts))
-            found = (
+            rules = (
                 Formula(
                     name="epsilon of one sample's smashed data, amplified",
                     equation="Theorem 2",
@@ -291,7 +291,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                 ),
             )
         case "local":
-            found = (
+            rules = (
                 Formula(
                     name="std of the noise on a mean score gradient",
                     equation="Eq. 63",
@@ -309,7 +309,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                 closing,
             )
         case "mask":
-            found = (
+            rules = (
                 Formula(
                     name="std of the noise on theta",
                     equation="Eq. 69",
@@ -328,7 +328,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                 ),
                 closing,
             )
-    return formulas.dispatch(PMSFL)(d, facts) + found
+    return formulas.dispatch(PMSFL)(d, facts) + rules
 
 
 @formulas.register
@@ -382,11 +382,11 @@ def _(d: NoisedSmashed, facts: Facts) -> tuple[Formula, ...]:
     if d.claim(facts) is None:
         return ()
     equation, holds = next(_MIXED[c] for c in type(d).__mro__ if c in _MIXED)
-    found = []
+    rules = []
     for size in dict.fromkeys((PAPER_SMASHED_SIZE, d.smashed_size or PAPER_SMASHED_SIZE)):
         printed, server = d.printed_slope(size), d.server_slope(size, facts)
         of = f"of an upload, D_s = {size}"
-        found += [
+        rules += [
             Formula(
                 name=f"Renyi divergence of order 2 {of}",
                 equation=equation,
@@ -404,7 +404,7 @@ def _(d: NoisedSmashed, facts: Facts) -> tuple[Formula, ...]:
                 f"{record_uploads(facts)}.",
             ),
         ]
-    return tuple(found)
+    return tuple(rules)
 
 
 _BIASED = "does not hold for Algorithm 2, whose mean is E/(E+1)."
@@ -472,11 +472,11 @@ def columns(accounts: Sequence[Account]) -> DataFrame:
 
 def _by_head(some: Sequence[Formula]) -> dict[str, Formula]:
     """Formulas by the equation that has them, numbered where it has several."""
-    found: dict[str, Formula] = {}
+    by_equation: dict[str, Formula] = {}
     for formula in some:
-        same = sum(f.equation == formula.equation for f in found.values())
-        found[f"{formula.equation} ({same + 1})" if same else formula.equation] = formula
-    return found
+        same = sum(f.equation == formula.equation for f in by_equation.values())
+        by_equation[f"{formula.equation} ({same + 1})" if same else formula.equation] = formula
+    return by_equation
 
 
 def lines(some: Sequence[Formula]) -> Iterator[str]:
@@ -504,9 +504,9 @@ def main(arguments: Sequence[str]) -> str:
     known = suite.parse_pairs([f for f in asked.facts.split(",") if f], "--facts")
     if not asked.over:
         facts = check_facts(known)
-        found = account_of(registry.defense(asked.defense, settings), facts, name=asked.defense)
-        with computable(found.defense, facts):
-            some = formulas(found.defense, facts)
+        account = account_of(registry.defense(asked.defense, settings), facts, name=asked.defense)
+        with computable(account.defense, facts):
+            some = formulas(account.defense, facts)
         return json.dumps([asdict(f) for f in some]) if asked.json else "\n".join(lines(some))
     over: dict[str, list[Any]] = {}
     for text in asked.over:

@@ -88,8 +88,8 @@ def plugin_class(name: str) -> type:
 
 def parameters(cls: type) -> dict[str, inspect.Parameter]:
     """A constructor's settings by name, annotations as types."""
-    found = inspect.signature(cls, eval_str=True).parameters.values()
-    return {p.name: p for p in found if p.kind is p.KEYWORD_ONLY}
+    parameters = inspect.signature(cls, eval_str=True).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def settings(names: Sequence[str], body: str) -> str:
@@ -112,20 +112,20 @@ def settings(names: Sequence[str], body: str) -> str:
 
 def described(what: str, body: str, names: Sequence[str], *, columns: int) -> dict[str, list[str]]:
     """Lines `name | ... | meaning` by name. Raises ValueError unless they are just `names`."""
-    found: dict[str, list[str]] = {}
+    meanings: dict[str, list[str]] = {}
     for line in filter(str.strip, body.splitlines()):
         parts = re.split(r"(?<!\\)\|", line)
         name, *rest = (part.strip().replace("\\|", "|") for part in parts)
-        if len(rest) != columns or name in found:
+        if len(rest) != columns or name in meanings:
             raise ValueError(f"{what}: cannot read the line '{line.strip()}'.")
-        found[name] = rest
+        meanings[name] = rest
     for name in names:
-        if name not in found:
+        if name not in meanings:
             raise ValueError(f"{what}: '{name}' is not described.")
-    for name in found:
+    for name in meanings:
         if name not in names:
             raise ValueError(f"{what}: there is no '{name}'.")
-    return found
+    return meanings
 
 
 def allowed(annotation: Any) -> str:
@@ -421,8 +421,8 @@ def tasks(names: Sequence[str], body: str) -> str:
     lines = []
     for title, rows in tables.tables(reference(suite)):
         header, cells = text.cells(rows)
-        found = [marked(cells[0][header.index(c)]) if c in header else "–" for c in columns]
-        lines.append([title, *found])
+        cells_of_row = [marked(cells[0][header.index(c)]) if c in header else "–" for c in columns]
+        lines.append([title, *cells_of_row])
     seeds = list(reference(suite)[0].seeds)
     first = f"From the run `results/{suite}` (seeds {seeds}); mean [95 % interval]."
     return f"{first}\n\n{table(['table', *columns], lines)}"
@@ -440,9 +440,9 @@ def overview(names: Sequence[str], _: str) -> str:
 
     suite, *defenses = names
     parts = []
-    for found in overviews.by_protocol(reference(suite)):
-        heads = [" ".join(h.words) for h in found.heads]
-        kept = [x for x in found.lines if not defenses or x.defense in {*defenses, "none"}]
+    for overview in overviews.by_protocol(reference(suite)):
+        heads = [" ".join(h.words) for h in overview.heads]
+        kept = [x for x in overview.lines if not defenses or x.defense in {*defenses, "none"}]
         if all(line.defense == "none" for line in kept):
             continue
         lines = [
@@ -453,7 +453,7 @@ def overview(names: Sequence[str], _: str) -> str:
             ]
             for line in kept
         ]
-        first = f"under {found.protocol}"
+        first = f"under {overview.protocol}"
         parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
     if not defenses:
         legend = overviews.legend(overviews.by_protocol(reference(suite)))
@@ -479,10 +479,10 @@ def board(names: Sequence[str], _: str) -> str:
 def printed(names: Sequence[str], _: str) -> str:
     printed_ = beside("printed")
     paper, name = names
-    found = printed_.read_paper(paper).table(name)
+    printed_table = printed_.read_paper(paper).table(name)
     suite = f"papers/{paper}"
     rows = reference(suite) if (ROOT / "results" / suite).is_dir() else []
-    return "\n".join(printed_.markdown(printed_.compared(found, rows, registry())))
+    return "\n".join(printed_.markdown(printed_.compared(printed_table, rows, registry())))
 
 
 def beside(name: str) -> Any:

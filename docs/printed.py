@@ -189,8 +189,8 @@ class PrintedCell:
         """Whether the printed number lies outside the measured interval."""
         if self.measured is None or isinstance(self.printed, str):
             return False
-        found = self.measured.value
-        return not found.lo <= self.printed <= found.hi
+        measured = self.measured.value
+        return not measured.lo <= self.printed <= measured.hi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,14 +242,14 @@ class ComparedTable:
     def reasons(self) -> dict[str, list[str]]:
         """Why cells differ, or "open": by reason the rows that have such cells, with how many of
         those that can be compared."""
-        found: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for row, cells in zip(self.table.rows, self.cells, strict=True):
             differing = sum(c.differs for c in cells)
             if differing:
                 both = sum(c.measured is not None and isinstance(c.printed, float) for c in cells)
                 why = row.why or self.table.why or "open"
-                found.setdefault(why, []).append(f"{row.title} ({differing} of {both})")
-        return found
+                reasons.setdefault(why, []).append(f"{row.title} ({differing} of {both})")
+        return reasons
 
     @property
     def verdicts(self) -> list[ClaimVerdict]:
@@ -267,10 +267,10 @@ class ComparedTable:
         shown = number(printed, digits) if isinstance(printed, float) else printed or "–"
         if beside.measured is None:
             return shown, "–"
-        found = beside.measured.value
-        text = number(found.mean, digits)
-        if found.hi > found.lo:
-            text += f" [{number(found.lo, digits)}, {number(found.hi, digits)}]"
+        measured = beside.measured.value
+        text = number(measured.mean, digits)
+        if measured.hi > measured.lo:
+            text += f" [{number(measured.lo, digits)}, {number(measured.hi, digits)}]"
         return shown, text + ("†" if beside.measured.note else "")
 
 
@@ -300,10 +300,10 @@ def read_paper(name: str) -> PrintedPaper:
         raise UserError(did_you_mean("paper", name, papers()))
     place = _TABLES / f"{name}.toml"
     try:
-        found = PrintedPaper.model_validate(tomllib.loads(place.read_text(encoding="utf-8")))
+        paper = PrintedPaper.model_validate(tomllib.loads(place.read_text(encoding="utf-8")))
     except ValidationError as error:  # a file of our own: a bug, not a user's
         raise ValueError(f"{place}: {error}") from error
-    for table in found.tables:
+    for table in paper.tables:
         titles = [row.title for row in table.rows]
         for row in table.rows:
             if len(row.printed) not in (0, len(table.columns)):
@@ -311,7 +311,7 @@ def read_paper(name: str) -> PrintedPaper:
         for claim in table.claims:
             if claim.left not in titles or claim.right not in titles:
                 raise ValueError(f"{place}: {table.id} claims something of an unknown row.")
-    return found
+    return paper
 
 
 def compared(table: PrintedTable, rows: Sequence[Row], registry: Registry) -> ComparedTable:
@@ -346,8 +346,8 @@ def _measured(
     factor = table.factor if column.factor is None else column.factor
     kind, _, rest = read.partition(".")
     if kind == "ledger":
-        found = _accounted(pick, rest, registry)
-        return None if found is None else MeasuredCell(value=_scaled(exact(found), factor))
+        value = _accounted(pick, rest, registry)
+        return None if value is None else MeasuredCell(value=_scaled(exact(value), factor))
     row = counterpart(table, line, column, rows)
     value = None if row is None else _figure(row, read, pick.get("course.share", 1.0))
     if row is None or value is None:

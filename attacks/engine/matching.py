@@ -128,8 +128,8 @@ class Matcher:
             loss = torch.stack(each).sum(dim=0)
             own = next((u.own for u in keeping(evidence)), None)
             if own is not None:
-                found = own.found
-                loss = loss if found is None else loss + found.square().sum(dim=1) / 2
+                units = own.found
+                loss = loss if units is None else loss + units.square().sum(dim=1) / 2
             elif not evidence.noisy:
                 share = loss / evidence.square.clamp_min(RESOLVED)
                 loss = encoding.pixels / 2 * share.clamp_min(RESOLVED).log()
