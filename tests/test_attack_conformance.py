@@ -96,6 +96,7 @@ def test_the_command_tells_failures_as_a_table(tmp_path: Path) -> None:
     assert "hook upload" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_command_tells_failures_as_json(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(HEAD + BROKEN_DEFENSES["crashes"][2])

@@ -50,7 +50,10 @@ def mean(values: list[float]) -> float:
 # --- undefended networks leak -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "least"), [("digits", 0.98), ("photos", 0.95)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("digits", 0.98), pytest.param("photos", 0.95, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "attack",
     [DLG(), IDLG(), DLG(preset="paper"), IDLG(start="gray"), InvertingGradients()],
@@ -68,6 +71,7 @@ def test_undefended_lenet_leaks_every_image_and_label_at_init(
     assert values["label_accuracy"] == [1.0] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [DLG(), IDLG(), InvertingGradients()])
 def test_several_samples_are_rebuilt_and_matched_one_to_one(
     digits: Dataset, attack: Attack

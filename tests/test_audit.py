@@ -181,6 +181,7 @@ def test_an_unprotected_release_shows_all_that_its_draws_can() -> None:
     assert found.verdict_proof == "no proof"
 
 
+@pytest.mark.slow
 def test_dp_cutmixs_label_is_told_apart_beyond_the_printed_claim(registry: Registry) -> None:
     """Eq. 6 scales the label's term by lambda^2, but a client uploads its label unscaled
     (CLAIMS section 3). Printed epsilon: 1.81."""
@@ -315,6 +316,7 @@ def accusations(defense: Defense, seeds: Sequence[int]) -> int:
     return sum("violated" in (f.verdict_claim, f.verdict_proof) for f in found)
 
 
+@pytest.mark.slow
 def test_correct_mechanisms_are_not_accused_in_a_few_audits() -> None:
     assert accusations(Response(), range(8)) <= 2
 

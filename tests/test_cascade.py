@@ -139,6 +139,7 @@ def test_who_is_spared_follows_from_what_the_attacker_sees(digits: Dataset) -> N
     assert by(None) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_makes_what_is_missing_and_nothing_twice(
     run: Any, tiny: Callable[..., Path], plugins: tuple[Path, ...]
 ) -> None:

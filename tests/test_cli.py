@@ -133,6 +133,7 @@ def test_the_docs_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path)
     assert rows[0]["eps_record"] == "inf"
 
 
+@pytest.mark.slow
 def test_a_reader_who_goes_away_ends_nothing_with_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -113,6 +113,7 @@ def codes(folder: Path) -> list[str]:
     return [str(cell) for cell in table.columns[-1].cells]
 
 
+@pytest.mark.slow
 def test_convergence_is_the_ssim_gained_from_twice_the_budget_where_nothing_defends(
     run: Run, tiny: Callable[..., Path], spenders: tuple[Path, ...]
 ) -> None:

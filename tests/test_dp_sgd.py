@@ -66,6 +66,7 @@ def test_every_steps_noise_has_its_std_within_5_standard_errors(digits: Dataset)
     assert loud.mechanisms_in(Round(batch=8)) == (GaussianNoise(of="gradient", std=std),)
 
 
+@pytest.mark.slow
 def test_attackers_know_the_noise_and_the_clip(digits: Dataset, registry: Registry) -> None:
     """With hardly any noise the image comes back, although every gradient was clipped."""
     network = network_for(digits)

@@ -166,6 +166,7 @@ def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
     assert paper.write(figure, tmp_path / "a", ("png",))[0].is_file()
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
     paths = paper.write(scatters.pareto(ROWS), tmp_path / "one" / "a", ("pdf", "png", "svg"))
     here = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]

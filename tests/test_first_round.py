@@ -71,6 +71,7 @@ def test_a_row_without_a_figure_is_left_as_it_is(missing: str) -> None:
     assert flagged(**rows, threats=(RELEASE, WHOLE)) == []
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_are_flagged_by_their_own_first_round(
     run: Run, tiny: Callable[..., Path]
 ) -> None:

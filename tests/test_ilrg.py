@@ -345,6 +345,7 @@ def test_a_clip_hides_the_length_and_not_the_counts(
 # --- trained networks -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_after_some_training_refinement_helps_and_doubtful_counts_are_told(
     digits: Dataset, seed: int

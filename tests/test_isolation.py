@@ -132,6 +132,7 @@ def test_code_that_replaces_what_measures_it_fails_and_harms_no_other_row(
         assert row.leak is None
 
 
+@pytest.mark.slow
 def test_what_was_answered_is_scored_again_where_scores_change_and_not_attacked(
     run: RunIt, tiny: Callable[..., Path], tiny_copy: Path
 ) -> None:

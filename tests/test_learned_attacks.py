@@ -384,6 +384,7 @@ def test_the_sketch_preserves_inner_products() -> None:
     assert mean([e * e for e in errors]) < 1.5 * spread**2
 
 
+@pytest.mark.slow
 def test_a_wide_update_is_sketched(digits: Dataset) -> None:
     case = updates(digits, "lenet", clients=4)
     blocks = Channel(parse_view(case[0]), case[2], max_features=1024).blocks

@@ -104,6 +104,7 @@ def test_a_pipe_or_a_link_is_written_to_and_not_replaced(tmp_path: Path) -> None
     os.close(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("json", [(), ("--json",)])
 def test_output_on_a_full_device_ends_with_one_sentence(json: tuple[str, ...]) -> None:

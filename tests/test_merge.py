@@ -147,6 +147,7 @@ def test_a_folder_merged_with_itself_stays_as_it_is(tmp_path: Path) -> None:
     assert contents(tmp_path / "alone") == contents(part)
 
 
+@pytest.mark.slow
 def test_shards_merge_to_the_run_and_leaderboard_of_the_whole(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -185,7 +185,7 @@ class Talks(Defense):
 '''
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_defense_that_exits_fails_its_training_and_what_is_printed_goes_to_stderr(
     tiny: Callable[..., Path],
     tmp_path: Path,

@@ -139,6 +139,7 @@ def test_a_federated_gradient_of_the_victim_is_the_modules_own(
         torch.testing.assert_close(sent, -lr * slope, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_under_masks_the_module_has_the_mean_weights(tmp_path: Path) -> None:
     """Where the clients train scores: the normalisation statistics that are broadcast are those of
     the module's own weights."""

@@ -316,6 +316,7 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
     assert torch.allclose(apart, together, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [Ridge(rows=200), pytest.param(Decoder(rows=200), marks=pytest.mark.slow)],

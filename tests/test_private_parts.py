@@ -102,6 +102,7 @@ def test_private_first_stages_are_estimated(
     assert found[1] > 0.9
 
 
+@pytest.mark.slow
 def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -> None:
     seen, one, ctx = alone.seen, alone.estimated, alone.ctx
     state, before = ctx.rng.get_state(), smashed(seen)
@@ -118,6 +119,7 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
     assert view.std > 0  # what the fit leaves open is told to the attacks
 
 
+@pytest.mark.slow
 def test_an_estimate_is_of_the_view_that_asks(alone: Case) -> None:
     """One that is granted the labels must not lend them to another of the same messages."""
     seen = alone.seen

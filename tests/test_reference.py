@@ -91,6 +91,7 @@ def test_every_task_has_an_undefended_row_and_defenses_that_can_run(
         assert [j.defense for j in jobs].count("none") == 1
 
 
+@pytest.mark.slow
 def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(
     registry: Registry,
 ) -> None:

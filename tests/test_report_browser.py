@@ -423,7 +423,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [("toy", "light"), ("toy", "dark"), ("quick", "light"), ("site", "dark"), ("defense", "dark")],
+    [("toy", "light"), ("toy", "dark"), ("quick", "light")]
+    + [pytest.param(name, "dark", marks=pytest.mark.slow) for name in ("site", "defense")],
 )
 def test_axe_finds_nothing_wrong_in_light_and_dark_at_any_width(
     browser: Any, pages: dict[str, Path], name: str, scheme: str

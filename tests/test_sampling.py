@@ -38,6 +38,7 @@ def test_poisson_sampling_draws_every_client_by_itself(digits: Dataset) -> None:
     assert {len(sample_clients(ids, fixed, rng)) for _ in range(20)} == {2}
 
 
+@pytest.mark.slow
 def test_a_run_with_empty_rounds_keeps_its_model_and_goes_on(tmp_path: Path) -> None:
     suite = tmp_path / "tiny.toml"
     text = TINY.replace("rounds = 1", 'rounds = 6\nsampling = "poisson"\nparticipation = 0.1')

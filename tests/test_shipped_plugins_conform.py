@@ -49,6 +49,11 @@ ATTACKS: Mapping[str, Mapping[str, Any]] = {
 
 
 FAST = pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)])
+OFTEN = frozenset(
+    {"none", "gaussian", "spm", "ms_pafl", "pm_sfl", "dp_cutmix", "dp_sgd", "depthfl"}
+)
+OFTEN |= {"selective_shield", "secure_aggregation", "top_k", "quantise"}
+"""Defenses of which the default tests run the check: together they use every hook."""
 
 
 def failures(
@@ -65,7 +70,13 @@ def shipped(group: str) -> list[str]:
 
 
 @FAST
-@pytest.mark.parametrize("name", shipped("leakbench.defenses"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in OFTEN else pytest.mark.slow)
+        for n in shipped("leakbench.defenses")
+    ],
+)
 def test_every_shipped_defense_conforms(registry: Registry, name: str, fast: bool) -> None:
     assert failures(registry, "defense", name, DEFENSES.get(name, {}), fast=fast) == []
 

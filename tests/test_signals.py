@@ -153,6 +153,7 @@ ATTACKS = (
 )
 
 
+@pytest.mark.slow
 def test_every_attack_runs_on_signals_and_what_leaks_is_seen(signals: Path, tmp_path: Path) -> None:
     text = SUITE.format(path=signals, budget=20)
     text += "".join(f'\n[[attacks]]\nname = "{name}"\n' for name in ATTACKS)

@@ -146,7 +146,9 @@ def test_smashed_data_gives_a_whole_batch_away(digits: Dataset) -> None:
     assert float((similar > 0.9).double().mean()) == 1.0
 
 
-@pytest.mark.parametrize("attack", [Ridge(rows=360), Decoder(rows=360)])
+@pytest.mark.parametrize(
+    "attack", [Ridge(rows=360), pytest.param(Decoder(rows=360), marks=pytest.mark.slow)]
+)
 def test_learned_inverters_beat_the_floor_on_smashed_data(digits: Dataset, attack: Any) -> None:
     network = network_for(digits)
     seen, truth = split_under(digits, network, batch=4)
@@ -240,6 +242,7 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     assert torch.allclose(view.sent(q).flatten(1).abs().sum(dim=1).max(), torch.tensor(100.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defense", [SplitFedPM(lr_scale=300.0), PMSFL(lr_scale=10_000.0)])
 def test_an_update_made_under_drawn_masks_is_not_taken_for_one_of_the_mean_weights(
     digits: Dataset, defense: Defense
@@ -253,6 +256,7 @@ def test_an_update_made_under_drawn_masks_is_not_taken_for_one_of_the_mean_weigh
     assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.65
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defense", [SplitFedPM(), pytest.param(PMSFL(lr_scale=10_000.0), marks=pytest.mark.slow)]
 )

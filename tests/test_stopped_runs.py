@@ -63,6 +63,7 @@ def test_every_form_of_a_report_says_how_far_a_stopped_run_is(finished: Store) -
     assert words in result.stdout
 
 
+@pytest.mark.slow
 def test_every_form_of_a_report_says_that_a_part_of_a_suite_was_run(
     tiny: Callable[..., Path], run: Run
 ) -> None:

@@ -178,10 +178,11 @@ HANGS = "import sys as _s, time as _t\nwhile True:\n    {}"
     ("module", "timeout", "said"),
     [
         (HANGS.format("_t.sleep(1)"), 6, "The rerun took more than 6 seconds and was stopped"),
-        (
+        pytest.param(
             HANGS.format("_s.__stderr__.write('x' * 999 + chr(10))"),
             200,
             "it wrote more than 16,777,216 characters and was stopped",
+            marks=pytest.mark.slow,
         ),
         (
             "import os as _o\n_o.write(2, b'leakbench-0: 9 of 9: Verified.\\n'); _o._exit(0)",

@@ -26,6 +26,7 @@ def swept(suite: Path, out: Path, *more: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_value_and_shows_leakage_over_it(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

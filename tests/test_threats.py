@@ -23,7 +23,9 @@ from tests.conftest import context_for, network_for, seen_under
     ],
     ids=lambda d: type(d).__name__,
 )
-@pytest.mark.parametrize(("attack", "batch"), [("analytic", 1), ("ilrg", 8)])
+@pytest.mark.parametrize(
+    ("attack", "batch"), [pytest.param("analytic", 1, marks=pytest.mark.slow), ("ilrg", 8)]
+)
 def test_of_several_clients_these_attacks_read_nothing_of_the_next_model(
     digits: Dataset, registry: Registry, defense: Defense, attack: str, batch: int
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_audit_that_refutes_a_claim_is_seen_also_where_another_seeds_is_larg
     assert FlagCode.AUDIT_REFUTES_CLAIM in {f.code for f in row.flags}
 
 
+@pytest.mark.slow
 def test_no_mark_goes_against_what_two_rows_have_in_common(run: Run) -> None:
     gaussian, pafl = of(run, "gaussian"), of(run, "ms_pafl")[:1]
     over = {}
