@@ -71,8 +71,10 @@ def test_undefended_lenet_leaks_every_image_and_label_at_init(
     assert values["label_accuracy"] == [1.0] * 8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", [DLG(), IDLG(), InvertingGradients()])
+@pytest.mark.parametrize(
+    "attack",
+    [IDLG(), *(pytest.param(a, marks=pytest.mark.slow) for a in (DLG(), InvertingGradients()))],
+)
 def test_several_samples_are_rebuilt_and_matched_one_to_one(
     digits: Dataset, attack: Attack
 ) -> None:

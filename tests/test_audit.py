@@ -316,7 +316,6 @@ def accusations(defense: Defense, seeds: Sequence[int]) -> int:
     return sum("violated" in (f.verdict_claim, f.verdict_proof) for f in found)
 
 
-@pytest.mark.slow
 def test_correct_mechanisms_are_not_accused_in_a_few_audits() -> None:
     assert accusations(Response(), range(8)) <= 2
 

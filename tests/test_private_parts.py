@@ -119,7 +119,6 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
     assert view.std > 0  # what the fit leaves open is told to the attacks
 
 
-@pytest.mark.slow
 def test_an_estimate_is_of_the_view_that_asks(alone: Case) -> None:
     """One that is granted the labels must not lend them to another of the same messages."""
     seen = alone.seen

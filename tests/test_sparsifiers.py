@@ -322,7 +322,6 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     assert evidence.uploads.visible is not None
 
 
-@pytest.mark.slow
 def test_an_attack_that_knows_the_clip_rebuilds_what_a_masked_comparison_cannot(
     digits: Dataset,
 ) -> None:
