@@ -28,7 +28,12 @@ _LEAST_MEMORY, _MOST_MEMORY = 0.1, 1_000_000
 
 
 def environment(
-    device: str, data_dir: Path | None, download: bool, plugins: Sequence[Path], *, here: bool
+    device: str = "auto",
+    data_dir: Path | None = None,
+    download: bool = False,
+    plugins: Sequence[Path] = (),
+    *,
+    here: bool = True,
 ) -> Environment:
     """Return where jobs run.
 
