@@ -163,6 +163,11 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         name, keys, *rest = before
         np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
 
+    def working_directory() -> str | None:
+        with suppress(FileNotFoundError):  # it was removed
+            return os.getcwd()
+        return None
+
     def set_variables(before: dict[str, str]) -> None:
         os.environ.clear()
         os.environ.update(before)
@@ -187,7 +192,7 @@ def _process_state() -> dict[str, tuple[Callable[[], Any], Callable[[Any], objec
         "numpy's global generator": (numpy_generator, set_numpy_generator),
         "Python's global generator": (random.getstate, random.setstate),
         "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-        "the working directory": (os.getcwd, os.chdir),
+        "the working directory": (working_directory, os.chdir),
         "environment variables": (lambda: dict(os.environ), set_variables),
     }
 
@@ -231,14 +236,14 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
         for name, read, write, was in before:
+            now = read()
+            if now == was:
+                continue
+            if "generator" in name:
+                left.moved.append(name)
+            elif name.startswith("torch"):
+                left.deciding.append(f"{name} ({was} to {now})")
             with suppress(Exception):  # a folder that is gone, a limit that is too low now
-                now = read()
-                if now == was:
-                    continue
-                if "generator" in name:
-                    left.moved.append(name)
-                elif name.startswith("torch"):
-                    left.deciding.append(f"{name} ({was} to {now})")
                 write(was)
 
 

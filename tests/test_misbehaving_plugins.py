@@ -421,6 +421,23 @@ def test_what_is_printed_aside_cannot_be_closed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("three\n", "one\ntwo\n")
 
 
+def test_the_working_directory_comes_back_where_a_plugin_removes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with foreign_code():
+        (tmp_path / "own").mkdir()
+        os.chdir(tmp_path / "own")
+        (tmp_path / "own").rmdir()
+    assert Path.cwd() == tmp_path
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with foreign_code():  # starts where there is no folder
+        pass
+    os.chdir(tmp_path)
+
+
 def test_progress_is_drawn_on_stdout_while_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     with foreign_code():
