@@ -280,7 +280,7 @@ def test_values_that_were_sampled_follow_the_law_that_attackers_are_told() -> No
     drawn = told.sample(values.double().expand(2_500, 3), generator(1, "told"))
     for sent, other in zip(rows.T, drawn.T, strict=True):
         assert ks_2samp(sent[sent != 0].numpy(), other.numpy()).pvalue > 1e-6
-    (alone,) = defense.mechanisms()
+    (alone,) = defense.mechanisms_in(Round())
     assert (alone.epsilon, alone.scale) == (4.0, 1.0)  # type: ignore[attr-defined]
 
 
@@ -454,7 +454,7 @@ def test_an_audit_reads_the_counts_and_refutes_no_proof() -> None:
 @pytest.mark.parametrize(("kind", "law"), [(Duchi, TwoPoint), (PMPiecewise, Piecewise)])
 def test_attackers_are_told_the_true_law(kind: Any, law: Any, target: Any) -> None:
     defense = kind(epsilon=1.5, bound=0.1, target=target)
-    (told,) = defense.mechanisms()
+    (told,) = defense.mechanisms_in(Round())
     assert told == law(of=target, epsilon=1.5, radius=0.1)
     assert told.variance == pytest.approx(0.01 * VARIANCE[kind](math.exp(1.5), 0.0))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.events import Facts, Unprotected
+from bench.contract.events import Facts, Round, Unprotected
 from bench.contract.mechanisms import BernoulliMask, Mechanism
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
@@ -214,7 +214,7 @@ def test_without_noise_nothing_is_claimed_or_proven(registry: Registry) -> None:
     assert any("masks" in reason for reason in entry.reasons)
     assert entry.constants["collapse_probability_at_0.9"] == pytest.approx(0.348678, rel=1e-5)
     assert entry.constants["log10_c_pow_d"] == pytest.approx(-200)
-    (mechanism,) = defense.mechanisms()
+    (mechanism,) = defense.mechanisms_in(Round())
     assert mechanism == BernoulliMask(of="weights", clip=0.01)
     assert Mechanism.from_dict(mechanism.to_dict()) == mechanism
 
@@ -259,7 +259,7 @@ def test_noise_on_smashed_data_leaves_the_masks_unprotected() -> None:
     assert entry.eps_record == math.inf
     assert entry.constants["eps_smashed_all_rounds"] == 50.0
     assert any(isinstance(e, Unprotected) for e in defense.guarantee(FACTS))
-    assert [type(m).__name__ for m in defense.mechanisms()] == [
+    assert [type(m).__name__ for m in defense.mechanisms_in(Round())] == [
         "Clip", "LaplaceNoise", "BernoulliMask",
     ]  # fmt: skip
 

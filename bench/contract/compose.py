@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.contract.defense import Defense
+from bench.contract.events import Round
 from bench.contract.hooks import HOOKS, ROLES, Hook, overrides
 from bench.contract.messages import UPLOAD_KINDS
 from bench.errors import UserError
@@ -77,7 +78,7 @@ for _hook in HOOKS:
 def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:
     sampler = None
     for name, member in members.items():
-        acting = [m for m in member.mechanisms() if m.of in UPLOAD_KINDS]
+        acting = [m for m in member.mechanisms_in(Round()) if m.of in UPLOAD_KINDS]
         if sampler and not all(m.scores for m in acting):
             raise UserError(
                 f"defense '{name}' perturbs uploads of which '{sampler}' has made sampled bits or "

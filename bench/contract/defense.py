@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -376,13 +375,12 @@ class Defense:
 
     # --- what is known and what is proven -------------------------------------------------
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """How an upload is randomised, in order. Attackers are told it (Kerckhoffs)."""
-        if inspect.unwrap(type(self).mechanisms_in) is Defense.mechanisms_in:
-            return ()
-        return self.mechanisms_in(Round())
+        """How an upload is randomised, in order, whatever the round. Attackers know it
+        (Kerckhoffs); they ask for `mechanisms_in`, and a defense overrides one of the two."""
+        return ()
 
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        """The same for a round of which more is known; a defense overrides one of the two."""
+        """How an upload is randomised in a round of which more is known."""
         return self.mechanisms()
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:

@@ -25,6 +25,7 @@ from bench.contract.events import (
     Gaussian,
     Laplace,
     RandomisedResponse,
+    Round,
     Summed,
     Unprotected,
     Withheld,
@@ -271,7 +272,7 @@ def account(defense: Defense, facts: Facts) -> Entry:
 def _entry(defense: Defense, facts: Facts) -> tuple[Entry, tuple[Event, ...]]:
     """The line without its words, and the events."""
     events = defense.guarantee(facts)
-    if facts.split and not any(m.of == "smashed" for m in defense.mechanisms()):
+    if facts.split and not any(m.of == "smashed" for m in defense.mechanisms_in(Round())):
         events = (*events, _SMASHED)
     claim = defense.claim(facts)
     reasons = tuple(explain(e) for e in events) or ("Nothing is randomised, so nothing is proven.",)

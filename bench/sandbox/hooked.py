@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from bench.contract.defense import Defense, fresh
@@ -83,7 +83,6 @@ def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) ->
             finally:
                 inside = False
 
-        @wraps(method)
         def call(self: Defense, *arguments: Any, **by_name: Any) -> Any:
             arguments = hook.positional(arguments, by_name)
             if inside:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Client, Defense, fresh
-from bench.contract.events import Facts, Unit
+from bench.contract.events import Facts, Round, Unit
 from bench.contract.hooks import members_of, overrides
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import SERVER, UPLOAD_KINDS, Message, Part
@@ -207,7 +207,7 @@ def _upload_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourP
     if why:
         yield Skipped(channel="upload", why=f"{why}, so that only whole rounds are played.")
         return
-    acting = [m for m in defense.mechanisms() if m.of in UPLOAD_KINDS]
+    acting = [m for m in defense.mechanisms_in(Round()) if m.of in UPLOAD_KINDS]
     first, ones = torch.eye(size)[:1], torch.ones(1, size)
     one, every = _after(acting, _FAR * first), _after(acting, _FAR * ones)
     clipped = float(one[0, 0]) < _FAR
@@ -329,7 +329,7 @@ def _smashed_ends(
                 raise
     else:
         return None
-    acting = [m for m in defense.mechanisms() if m.of == "smashed"]
+    acting = [m for m in defense.mechanisms_in(Round()) if m.of == "smashed"]
     a, b, first = (torch.zeros(1, *shape) for _ in range(3))
     first.view(-1)[0] = _FAR
     low, high = (float(_after(acting, a + x).flatten()[0]) for x in (-_FAR, _FAR))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense, fresh, unmet
+from bench.contract.events import Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Sealed, as_kind
 from bench.protocols.export import load_seen, save_seen
@@ -134,7 +135,7 @@ def check_repeats(rounds: Rounds, ground: Ground) -> str:
 
 def other_draws(rounds: Rounds) -> list[Case]:
     """A case for every kind of randomness that is declared."""
-    random = [m for m in rounds.defense.mechanisms() if m.random and not m.remembers]
+    random = [m for m in rounds.defense.mechanisms_in(Round()) if m.random and not m.remembers]
     declared = {type(m).__name__: m for m in random}
     if not declared:
         raise NotChecked("mechanisms() declares no randomness")

@@ -1,4 +1,5 @@
-"""Whether what a defense declares and proves holds of what it sends."""
+"""Whether what a defense declares and proves holds of what it sends: what enters and leaves its
+hooks, which values of an upload are sent, and the cases on both."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def pairs_of(defense: Defense, of: str, *, split: Ground, whole: Ground) -> Sequ
 
     play(defense, whole, watch=Watch(listeners={"upload": listen}), rounds=_ROUNDS)
     if any(float(m.apply(torch.full((1, 1000), _FAR))[0, 0]) < _FAR
-           for m in defense.mechanisms() if m.of == of):  # fmt: skip
+           for m in defense.mechanisms_in(Round()) if m.of == of):  # fmt: skip
         watch = Watch(listeners={"upload": listen})
         play(defense, whole, watch=watch, rounds=1, draws=1, lr=_LONG_LR)
     return pairs
@@ -274,7 +275,7 @@ def check_guarantee(defense: Defense) -> str:
         local_steps=facts.local_steps,
         parameters=facts.parameters,
     )
-    declared = [*defense.mechanisms(), *defense.mechanisms_in(in_round)]
+    declared = [*defense.mechanisms_in(Round()), *defense.mechanisms_in(in_round)]
     if not events:
         raise NotChecked("guarantee() reports no event, so nothing is proven")
     for event in events:
