@@ -23,7 +23,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.matching import Matcher, count_own_values, set_own_values
-from attacks.engine.optimisers import Evaluate, Phase, minimise, minimised
+from attacks.engine.optimisers import Evaluate, Phase, minimise, minimise_in_chunks
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Candidate, Uploads, prior
 
@@ -105,7 +105,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         starts = [vectors, mean] if number == 0 else [vectors]
         victims = who.repeat(len(starts))
         releases = 1.0 if level == levels[-1] or not joint.evidence.costly else _FEW
-        new, loss, spent = minimised(
+        new, loss, spent = minimise_in_chunks(
             partial(_objective, joint, victims, labels[victims], releases),
             torch.cat([s[who] for s in starts]),
             numbers_each=joint.working_numbers,

@@ -15,7 +15,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of, some_terms
 from attacks.engine.observation import lawless, nothing_to_match, parse_view
-from attacks.engine.optimisers import Evaluate, Phase, minimise, minimised
+from attacks.engine.optimisers import Evaluate, Phase, minimise, minimise_in_chunks
 from attacks.engine.orders import link
 from attacks.engine.private import with_private_parts
 from attacks.engine.terms import (
@@ -280,7 +280,7 @@ def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
             loss = torch.stack(losses).sum(dim=0) + z.square().sum(dim=1) / 2
             return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
 
-    units, _, _ = minimised(
+    units, _, _ = minimise_in_chunks(
         lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
         start,
         numbers_each=matcher.working_numbers,

@@ -573,7 +573,7 @@ def in_chunks(
     in_pieces(work, count, at_once=size, device=device)
 
 
-def minimised(
+def minimise_in_chunks(
     evaluate: Callable[[slice], Evaluate],
     start: Tensor,
     *,
@@ -582,7 +582,7 @@ def minimised(
     history: int = 30,
     least_gain: float = 1e-7,
 ) -> tuple[Tensor, Tensor, int]:
-    """Where functions lead of which no minimum is known, from start [P, N].
+    """Minimise functions of which no minimum is known, in chunks that fit the memory, from [P, N].
 
     Args:
         evaluate: Of the problems in a slice, which are counted from 0 again.

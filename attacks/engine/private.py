@@ -30,7 +30,7 @@ from attacks.engine.observation import (
     split_view,
     withheld,
 )
-from attacks.engine.optimisers import Evaluate, minimised
+from attacks.engine.optimisers import Evaluate, minimise_in_chunks
 from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -304,7 +304,7 @@ class Drift:
         losses = start.new_empty(len(start))
         for share in noises:
             std = max(share * self.spread, self.view.std)
-            start, losses, _ = minimised(
+            start, losses, _ = minimise_in_chunks(
                 partial(self._evaluate, one, std),
                 start,
                 numbers_each=24 * start.shape[1],
