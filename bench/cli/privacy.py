@@ -151,7 +151,7 @@ def audit(
     with options.plain_errors():
         from bench import suite
         from bench.records import to_json
-        from bench.report import accounts
+        from bench.report import audits
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
@@ -171,10 +171,10 @@ def audit(
             if as_json:
                 typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
             else:
-                options.console.print(accounts.failure(fault), highlight=False)
+                options.console.print(audits.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
         typer.echo(to_json(document | result.to_dict()))
         return
-    for block in accounts.terminal(result):
+    for block in audits.terminal(result):
         options.console.print(block, highlight=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import check_arguments
-from bench.data import builtin, files, hub, standard
+from bench.data import builtin, files, hub, leaf, standard
 from bench.data.dataset import (
     Dataset,
     carve,
@@ -42,7 +42,7 @@ LOADERS: Mapping[str, Loader] = {
     "lfw_subset": builtin.lfw_subset,
     "breast_cancer": standard.breast_cancer,
     "adult": standard.adult,
-    "femnist": files.femnist,
+    "femnist": leaf.femnist,
     "uci_har": standard.uci_har,
     **{name: partial(standard.standard, name) for name in standard.TORCHVISION},
 }

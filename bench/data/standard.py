@@ -1,4 +1,6 @@
-"""Published image sets: npz files from the data folder, or torchvision's own files.
+"""Published data sets: images, the tables breast_cancer and Adult, and the signals of UCI HAR.
+
+Images are npz files from the data folder, or torchvision's own files.
 
 `DATA_DIR/NAME/NAME.npz` is taken if present; else torchvision reads (and only with
 `download=True` fetches) the official files: of SVHN and STL-10 under `DATA_DIR/NAME`, of the others

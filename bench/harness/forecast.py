@@ -1,4 +1,5 @@
-"""What a plan would take of time, disk and memory."""
+"""What a plan would take of time, disk and memory, by the medians of finished jobs per stage,
+device, plugin, protocol and model."""
 
 from __future__ import annotations
 

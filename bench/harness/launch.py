@@ -16,7 +16,8 @@ from bench.harness import runner
 from bench.harness.environment import Environment, registry_for
 from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
-from bench.harness.executors.task import Executor, run_here, share_of
+from bench.harness.executors.memory import share_of
+from bench.harness.executors.task import Executor, run_here
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store

@@ -1,4 +1,5 @@
-"""How JSON files of a result folder are read, as what they should be, and files of jobs checked."""
+"""How the records of a result folder are read, from JSON files or from the packed file of a
+published one, and how the files of jobs are checked."""
 
 from __future__ import annotations
 

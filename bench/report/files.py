@@ -1,4 +1,5 @@
-"""The files of a report: which there are, and the text of each, from one reading of a folder."""
+"""The files of a report and of a published folder, and the text of each, from one reading of a
+folder."""
 
 from __future__ import annotations
 

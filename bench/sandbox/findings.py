@@ -47,7 +47,7 @@ class Conformance:
 
 class Broken(Exception):
     """A check that a plugin fails: what is wrong, and in which hook, where that is not the check's
-    own (`bench.sandbox.conformance.process`)."""
+    own (`bench.sandbox.conformance.plugins`)."""
 
     def __init__(self, reason: str, hook: str | None = None) -> None:
         super().__init__(reason)

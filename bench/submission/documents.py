@@ -1,4 +1,9 @@
-"""The files of a submission folder: that they are all there, unchanged, and no others."""
+"""The documents of a submission folder: its README, the marks in it, and the manifest.
+
+A mark says why rows should not be cited yet. README, `verify` and the site each make the marks anew
+from the rows, so that nobody can leave them out. The manifest shows that all files are there,
+unchanged, and no others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Noise of mean 0 that is added to every value, whatever the value."""
+"""Noise of mean 0 that is added to every value, whatever the value, and the mean of several
+clients' values."""
 
 from __future__ import annotations
 

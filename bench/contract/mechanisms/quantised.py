@@ -1,4 +1,5 @@
-"""Values sent in few bits: rounded to a grid that each tensor's own values span."""
+"""Compressed values: only the largest are sent, or all are rounded, to a fixed grid or to one that
+each tensor's own values span."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.environment import Environment, dataset_of, registry_for
 from bench.harness.executors.integrity import OwnFunctions
+from bench.harness.executors.memory import keep_to_share
 from bench.harness.executors.task import (
     SCORES,
     Ended,
     Outcomes,
     Task,
     guard,
-    keep_to_share,
     lost,
     over_time,
     prepare,

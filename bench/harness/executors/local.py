@@ -11,18 +11,17 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.integrity import OwnFunctions
+from bench.harness.executors.memory import keep_to_share, resident
 from bench.harness.executors.task import (
     SCORES,
     Ended,
     Outcomes,
     Task,
     guard,
-    keep_to_share,
     lost,
     next_of,
     over_time,
     prepare,
-    resident,
 )
 from bench.toolkit.processes import (
     GPU_SHARE,
