@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +14,12 @@ from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
-from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from defenses.depthfl import DepthFL, local_loss, pool
 from tests.conftest import context_for, federation_of, network_for, seen_under
 from tests.matchers import matcher_for
+from tests.uploads import distance, error_of, one_hot, play
 
-WORK = LocalWork(protocol="fedavg", batch=8, lr=0.2, local_steps=3)
 DEPTHS = ("block1", "block2")
 
 
@@ -39,8 +37,8 @@ def test_the_local_loss_is_cross_entropies_and_pairwise_divergences() -> None:
                     log_softmax(logits[i], -1), softmax(logits[j], -1), reduction="batchmean"
                 )
                 expected += 0.7 / 2 * float(apart)
-    found = local_loss(logits, y, softmax(logits, -1), exits=3, distillation=0.7)
-    assert float(found) == pytest.approx(expected, rel=1e-12)
+    loss = local_loss(logits, y, softmax(logits, -1), exits=3, distillation=0.7)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
     head = float(cross_entropy(logits[2], labels))
     without = local_loss(logits, y, softmax(logits, -1), exits=2, distillation=0.7)
     assert float(without) == pytest.approx(expected - head, rel=1e-12)
@@ -51,10 +49,10 @@ def test_the_local_loss_is_cross_entropies_and_pairwise_divergences() -> None:
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 5, 3), (2, 3)])
 def test_places_and_tokens_are_averaged(shape: tuple[int, ...]) -> None:
     x = torch.arange(math.prod(shape)).float().view(shape)
-    found = pool(x)
-    assert found.shape == (2, 3)
+    pooled = pool(x)
+    assert pooled.shape == (2, 3)
     over = {4: (2, 3), 3: (1,), 2: ()}[len(shape)]
-    assert torch.equal(found, x.mean(dim=over) if over else x)
+    assert torch.equal(pooled, x.mean(dim=over) if over else x)
 
 
 def _step(weights: dict[str, Tensor], network: Any, x: Tensor, y: Tensor, cut: str) -> Tensor:
@@ -92,15 +90,14 @@ def test_one_clients_training_equals_a_hand_written_loop(
     exits = [n for n in weights if ".exit." in n]
     held = network.stages[:-1] if cut == "head" else ("block1", "block2")
     assert exits == [f"{s}.exit.{p}" for s in held for p in ("weight", "bias")]
-    result = run.play(replace(WORK, protocol=protocol), ["client-0"], observed=True)
+    result = play(run, protocol=protocol)
     client = run.clients[0]
     for chosen in result.used["client-0"]:
         leaves = {n: v.detach().requires_grad_() for n, v in weights.items()}
         loss = _step(leaves, network, client.x[chosen], client.y[chosen], cut)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         weights = {n: v - 0.2 * g for (n, v), g in zip(weights.items(), grads, strict=True)}
-    for name, value in weights.items():
-        assert torch.allclose(run.state[name], value, atol=1e-6), name
+    assert distance(run.state, weights) < 1e-6
     sent = next(m for m in result.wire.log if m.kind == "update")
     assert set(exits) <= set(sent.parts)
 
@@ -112,27 +109,8 @@ def test_at_weight_zero_it_is_the_undefended_protocol(digits: Dataset) -> None:
         for d in (Defense(), DepthFL(weight=0.0))
     )
     for run in (plain, depth):
-        for _ in range(2):
-            run.play(replace(WORK, protocol="splitfed"), [c.id for c in run.clients])
-    for name, value in plain.state.items():
-        assert torch.allclose(depth.state[name], value, atol=1e-6), name
-
-
-def test_a_classifier_is_averaged_over_those_who_have_it(digits: Dataset) -> None:
-    network = network_for(digits)
-    run = federation_of(digits, network, DepthFL(), protocol="splitfed", cuts=DEPTHS)
-    before = {n: v.clone() for n, v in run.state.items()}
-    result = run.play(
-        replace(WORK, protocol="splitfed"), [c.id for c in run.clients], observed=True
-    )
-    updates = {m.sender: m.parts for m in result.wire.log if m.kind == "update"}
-    name = "block2.exit.weight"
-    holders = [c.id for c in run.clients if c.cut == "block2"]
-    assert [c for c, parts in updates.items() if name in parts] == holders
-    mean = torch.stack([updates[c][name].values for c in holders]).mean(dim=0)
-    assert torch.allclose(run.state[name], before[name] + mean, atol=1e-6)
-    assert "head.exit.weight" not in run.state
-    assert not any(n.startswith("block3.exit") for n in run.state)
+        play(run, rounds=2, protocol="splitfed")
+    assert distance({n: depth.state[n] for n in plain.state}, plain.state) < 1e-6
 
 
 @pytest.mark.parametrize("protocol", ["fedsgd", "splitfed"])
@@ -145,7 +123,7 @@ def test_the_attackers_model_of_the_update_is_exact(digits: Dataset, protocol: s
     assert matcher.evidence.uploads is not None
     observation = matcher.evidence.uploads.observation
     assert any(".exit." in n for n in observation.values)
-    y = torch.nn.functional.one_hot(truth.y, 10).double()
+    y = one_hot(truth)
     victims = torch.arange(len(y))
     right = matcher.losses(truth.x.double(), y, victims)
     wrong = matcher.losses(truth.x.double(), y.roll(1, dims=-1), victims)
@@ -158,19 +136,14 @@ def test_dlg_sees_through_it(digits: Dataset, registry: Registry) -> None:
     seen, truth = seen_under(
         digits, network, DepthFL(), protocol="splitfed", split={"cut": "block1"}, clients=4
     )
-    answer = registry.attack("dlg", {}).run(
-        seen, context_for(digits, network, DepthFL(), budget=200)
-    )
-    assert answer.images is not None
-    assert float((answer.images - truth.x).square().mean()) < 1e-3
+    context = context_for(digits, network, DepthFL(), budget=100)
+    assert error_of(registry.attack("dlg", {}), seen, truth, context) < 1e-3
 
 
 def test_masks_may_be_trained_with_local_classifiers(digits: Dataset, registry: Registry) -> None:
     defense = registry.defense("pm_sfl+depthfl", {"pm_sfl.lr_scale": 100.0})
     run = federation_of(digits, network_for(digits), defense, protocol="splitfed", cuts=DEPTHS)
-    result = run.play(
-        replace(WORK, protocol="splitfed"), [c.id for c in run.clients], observed=True
-    )
+    result = play(run, protocol="splitfed")
     bits = next(m for m in result.wire.log if m.kind == "weights").parts["block1.exit.weight"]
     assert bits.bits == 1
     assert set(bits.values.unique().tolist()) <= {0.0, 1.0}

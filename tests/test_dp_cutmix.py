@@ -1,8 +1,9 @@
-"""DP-CutMixSL: reference values, masks and boxes."""
+"""DP-CutMixSL and its rivals: reference values, masks, boxes, and a step as it is played."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,20 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.observation import parse_view
-from bench.contract.defense import Client
+from bench.contract.defense import Defense
 from bench.contract.events import Facts
-from bench.contract.messages import SERVER, Message, Part
+from bench.contract.messages import SERVER
 from bench.data.dataset import Dataset
-from bench.privacy.gaussian import gaussian_std
 from bench.seeding import generator
 from bench.toolkit.patches import patch_map
-from defenses import noised_smashed
-from defenses.cutmix import VanillaCutMix
+from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup, VanillaCutMix
 from defenses.mixer import Mixing, deal_boxes, deal_patches, dirichlet
 from tests.conftest import network_for, seen_under
 from tests.dp_cutmix_steps import CLASSES, ROSTER, Step, plain, tokens
 from tests.oracle import assert_reference, reference_cases
 from tests.oracle import dp_cutmix as oracle
+from tests.uploads import assert_moments, assert_share
 
 ORACLE = reference_cases("dp_cutmix")
 
@@ -40,6 +40,13 @@ def _views(inputs: dict[str, Any]) -> dict[str, float]:
     )  # fmt: skip
 
 
+def _partition(inputs: dict[str, Any]) -> dict[str, Any]:
+    patches, clients = inputs["N"], inputs["n"]
+    masks = deal_patches(patches, clients, mixing="uniform", alpha=1.0, rng=generator(0))
+    sizes = masks.sum(dim=1).tolist()
+    return {"sizes": sizes, "total": sum(sizes), "lambda_eff_max": max(sizes) / patches}
+
+
 def _converted(inputs: dict[str, Any]) -> dict[str, float]:
     """The paper's numbers (D_s = 20, D_y = 10, Delta = 0.2) at alpha = 1, which is the slope."""
     paper = {"alpha": 1.0, "D_s": 20, "D_y": 10, "Delta": 0.2}
@@ -49,81 +56,16 @@ def _converted(inputs: dict[str, Any]) -> dict[str, float]:
     )
 
 
-def _sigma(inputs: dict[str, Any]) -> dict[str, float]:
-    share = oracle.partition_constants(64, inputs["n"])["lambda_eff_max"]
-    assert isinstance(share, float)
-    budget = (inputs["eps"], inputs["delta"])
-    sizes = {
-        f"sigma_Ds{size}": oracle.sigma_for(
-            *budget, share=share, clip=inputs["Delta"], smashed_size=size
-        )
-        for size in (20, 12288)
-    }
-    epsilon, delta = budget
-    mu = 1 / gaussian_std(sensitivity=1.0, epsilon=epsilon, delta=delta)
-    return {"mu": mu, **sizes}
-
-
-def _mix_example(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The example through smashed() and mix(), with the masks and the noise that it gives."""
-    out: dict[str, Any] = {}
-    for noise in ("eq1", "b3"):
-        defense = plain(noise=noise, clip=1000.0, smashed_std=1.0)
-        uploads, messages = {}, []
-        shown = {
-            i: Part(values=torch.tensor(mask).bool(), bits=1)
-            for i, mask in zip(ROSTER, inputs["M"], strict=False)
-        }
-        for place, (i, part) in enumerate(shown.items()):
-            client = Client(id=i, x=torch.zeros(1), y=torch.zeros(1), rng={"defense": generator(0)})
-            client.plan["patches"] = part.values
-            drawn = torch.tensor(inputs["noise"][place], dtype=torch.float64).view(1, 6, 1)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(
-                    noised_smashed, "gaussian_like", lambda v, std, rng, drawn=drawn: drawn
-                )
-                q = torch.tensor(inputs["s"][place], dtype=torch.float64).view(1, 6, 1)
-                uploads[i] = defense.smashed(q, client)
-            y = torch.eye(3, dtype=torch.float64)[place : place + 1]
-            messages.append(Step._message("labels", i, Part(values=y)))
-        messages.append(
-            Message(kind="patches", sender="mixer", receiver=SERVER, round=0, parts=shown)
-        )
-        (mixture,) = defense.mix(uploads, messages) or []
-        out["mixed_B3" if noise == "b3" else "mixed_eq1"] = mixture.smashed.flatten().tolist()
-        if noise == "eq1":
-            out["uploads_eq1"] = [u.values.flatten().tolist() for u in uploads.values()]
-        assert mixture.targets is not None
-        out["label_mix_thirds_of_onehots"] = mixture.targets.flatten().tolist()
-    return out
-
-
 COMPUTE: dict[str, Any] = {
-    "cutmix_partition": lambda i: oracle.partition_constants(i["N"], i["n"]),
-    "cutmix_mix": _mix_example,
+    "cutmix_partition": _partition,
     "cutmix_rdp": _views,
     "cutmix_dp": _converted,
-    "cutmix_sigma": _sigma,
 }
 
 
 @pytest.mark.parametrize("case", ORACLE, ids=lambda c: c["name"])
 def test_reference_values(case: dict[str, Any]) -> None:
-    assert_reference(case, COMPUTE)
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in ORACLE if "partition" in c["name"]], ids=lambda c: c["name"]
-)
-def test_masks_have_the_reference_sizes(case: dict[str, Any]) -> None:
-    n, patches = case["inputs"]["n"], case["inputs"]["N"]
-    masks = deal_patches(patches, n, mixing="uniform", alpha=1.0, rng=generator(0))
-    assert masks.sum(dim=1).tolist() == case["expected"]["sizes"]
-    assert bool((masks.sum(dim=0) == 1).all())
-    q = torch.ones(2, 3, 16, 16)
-    assert all(
-        patch_map(m, q).view(2, 3, 8, 2, 8, 2).float().var(dim=(3, 5)).max() == 0 for m in masks
-    )
+    assert_reference(case, COMPUTE, whole=True)
 
 
 # --- masks ------------------------------------------------------------------------------------
@@ -184,32 +126,23 @@ def test_a_mask_is_constant_within_each_patch_of_a_map(height: int, width: int, 
 
 
 def test_every_patch_is_dealt_to_every_client_equally_often() -> None:
-    """Uniform dealing: within 5 standard errors of 1/3 for all 18 pairs of client and patch."""
-    draws, rng = 6000, generator(0)
-    dealt = [deal_patches(6, 3, mixing="uniform", alpha=1.0, rng=rng) for _ in range(draws)]
-    share = torch.stack(dealt).double().mean(dim=0)
-    assert float((share - 1 / 3).abs().max()) < 5 * math.sqrt(2 / 9 / draws)
+    rng = generator(0)
+    dealt = [deal_patches(6, 3, mixing="uniform", alpha=1.0, rng=rng) for _ in range(6000)]
+    for pair in torch.stack(dealt).flatten(1).T:
+        assert_share(pair, 1 / 3)
 
 
 def test_dirichlet_ratios_and_sizes_have_their_moments() -> None:
-    """Within 5 standard errors: ratio variance (n-1)/(n^2 (n a+1)), and that of the sizes."""
-    n, alpha, patches, draws, rng = 4, 0.7, 30, 6000, generator(1)
-    ratios = torch.stack([dirichlet(alpha, n, rng=rng) for _ in range(draws)])
-    assert torch.allclose(ratios.sum(dim=1), torch.ones(draws, dtype=torch.float64))
-    variance = (n - 1) / (n * n * (n * alpha + 1))
-    spread = (ratios - 1 / n).square()
-    error = float(spread[:, 0].std()) / math.sqrt(draws)
-    assert float((spread[:, 0].mean() - variance).abs()) < 5 * error
-    dealt = [
-        deal_patches(patches, n, mixing="dirichlet", alpha=alpha, rng=rng).sum(dim=1)
-        for _ in range(draws)
-    ]
-    sizes = torch.stack(dealt).double()
-    p, total = 1 / n, n * alpha
-    variance = patches * p * (1 - p) * (patches + total) / (1 + total)
-    spread = (sizes - patches / n).square()
-    error = float(spread[:, 0].std()) / math.sqrt(draws)
-    assert float((spread[:, 0].mean() - variance).abs()) < 5 * error + 0.02 * variance
+    """Ratio variance (n-1)/(n^2 (n a+1)), and that of the sizes."""
+    n, alpha, patches, rng = 4, 0.7, 30, generator(1)
+    ratios = torch.stack([dirichlet(alpha, n, rng=rng) for _ in range(6000)])
+    assert torch.allclose(ratios.sum(dim=1), torch.ones(6000, dtype=torch.float64))
+    total = n * alpha
+    assert_moments(ratios[:, 0], mean=1 / n, variance=(n - 1) / (n * n * (total + 1)))
+    how: dict[str, Any] = {"mixing": "dirichlet", "alpha": alpha, "rng": rng}
+    sizes = torch.stack([deal_patches(patches, n, **how).sum(dim=1) for _ in range(6000)])
+    variance = patches * (n - 1) / n**2 * (patches + total) / (1 + total)
+    assert_moments(sizes[:, 0], mean=patches / n, variance=variance)
 
 
 def test_masks_change_from_step_to_step_and_follow_the_seed() -> None:
@@ -228,52 +161,6 @@ def test_masks_change_from_step_to_step_and_follow_the_seed() -> None:
 
 
 # --- boxes ------------------------------------------------------------------------------------
-
-
-def is_rectangle(mask: Tensor) -> bool:
-    """Whether the true positions [H, W] are all those between their first and last row, column."""
-    rows, columns = (mask.any(dim=d).nonzero().flatten().tolist() for d in (1, 0))
-    inside = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    return bool(inside.all()) and int(inside.sum()) == int(mask.sum())
-
-
-@given(
-    side=st.integers(2, 20),
-    mixing=st.sampled_from(["uniform", "dirichlet"]),
-    alpha=st.floats(0.01, 100),
-    seed=st.integers(0, 2**62),
-)
-@settings(deadline=None, max_examples=150)
-def test_of_a_pair_one_client_gets_a_rectangle_and_the_other_the_rest(
-    side: int, mixing: Mixing, alpha: float, seed: int
-) -> None:
-    masks = deal_boxes(side * side, 2, mixing=mixing, alpha=alpha, rng=generator(seed))
-    one, other = masks.view(2, side, side)
-    assert torch.equal(one, ~other)
-    assert is_rectangle(one) or is_rectangle(other)
-
-
-def test_boxes_of_a_pair_are_those_of_the_definition_clipped_at_the_borders() -> None:
-    """Every centre of a 6 x 6 grid by a loop: half the grid is a box of side round(6 / sqrt 2) =
-    4, from two before its centre to one after. All 36 occur, and no other; either client's."""
-    expected = set()
-    for row in range(6):
-        for column in range(6):
-            box = [
-                6 * y + x
-                for y in range(6)
-                for x in range(6)
-                if row - 2 <= y <= row + 1 and column - 2 <= x <= column + 1
-            ]
-            expected |= {(owner, frozenset(box)) for owner in (0, 1)}
-    rng = generator(0)
-    found = []
-    for _ in range(2000):
-        masks = deal_boxes(36, 2, mixing="uniform", alpha=1.0, rng=rng)
-        dealt = [(i, frozenset(m.nonzero().flatten().tolist())) for i, m in enumerate(masks)]
-        found += [d for d in dealt if d in expected]
-        assert any(d in expected for d in dealt)
-    assert set(found) == expected
 
 
 @pytest.mark.parametrize(("clients", "mixing"), [(2, "uniform"), (4, "uniform"), (3, "dirichlet")])
@@ -307,50 +194,23 @@ def pasted_slowly(
     return owner
 
 
-@pytest.mark.parametrize("mixing", ["uniform", "dirichlet"])
-@pytest.mark.parametrize("clients", [2, 3, 5])
-def test_boxes_agree_with_a_slow_loop_by_yun_et_als_lambda(clients: int, mixing: Mixing) -> None:
-    for side in (4, 7, 8, 16):
-        for seed in range(10):
-            given: dict[str, Any] = {"mixing": mixing, "alpha": 1.5}
-            masks = deal_boxes(side**2, clients, rng=generator(seed), **given)
-            owner = pasted_slowly(side, clients, rng=generator(seed), **given)
-            assert masks.long().argmax(dim=0).view(side, side).tolist() == owner
-
-
-@pytest.mark.parametrize("map_shaped", [False, True])
-def test_the_server_runs_boxes_and_weighs_labels_by_the_share_kept(map_shaped: bool) -> None:
-    rng = generator(1, "boxes")
-    shape = (2, 3, 5, 5) if map_shaped else (2, 25, 4)
-    q = {i: torch.rand(shape, generator=rng) for i in ROSTER}
-    step = Step(VanillaCutMix(positions=25, group=2), q)
-    assert [len(m.members) for m in step.mixed] == [2, 2, 1]
-    for mixture in step.mixed:
-        assert any(is_rectangle(step.mask(i).view(5, 5)) for i, _ in mixture.members)
-        expected, labels = torch.zeros(shape), torch.zeros(2, CLASSES)
-        for i, weight in mixture.members:
-            mask = step.mask(i)
-            for position in mask.nonzero().flatten().tolist():
-                at = (..., position // 5, position % 5) if map_shaped else (slice(None), position)
-                expected[at] = q[i][at]
-            assert weight == pytest.approx(int(mask.sum()) / 25)
-            labels = labels + weight * step.labels[i]
-        assert torch.equal(mixture.smashed, expected)
-        assert mixture.targets is not None
-        assert torch.allclose(mixture.targets, labels)
-        assert sum(w for _, w in mixture.members) == pytest.approx(1.0)
-
-
-def test_boxes_cost_a_bit_per_position_and_the_values_kept() -> None:
-    step = Step(VanillaCutMix(positions=9, group=2), tokens(4, patches=9))
-    told = [m for m in step.wire.log if m.kind == "patches"]
-    assert [m.n_bytes for m in told if m.receiver == SERVER] == [2 * 2, 2 * 2]  # 9 bits each
-    assert [m.receiver for m in told if m.receiver != SERVER] == list(ROSTER[:4])
-    assert step.wire.bytes_down == 4 * 2
-    for i, part in step.parts.items():
-        assert part.n_bytes == 4 * 2 * 4 * int(step.mask(i).sum())
-        assert torch.equal(part.presence()[0, :, 0], step.mask(i))
-    assert sum(p.n_bytes for p in step.parts.values()) == 2 * (4 * 2 * 9 * 4)
+@given(
+    side=st.integers(2, 16),
+    clients=st.integers(2, 5),
+    mixing=st.sampled_from(["uniform", "dirichlet"]),
+    alpha=st.one_of(st.just(1.5), st.floats(0.01, 100)),
+    seed=st.integers(0, 2**62),
+)
+@settings(deadline=None, max_examples=200)
+def test_boxes_agree_with_a_slow_loop_by_yun_et_als_lambda(
+    side: int, clients: int, mixing: Mixing, alpha: float, seed: int
+) -> None:
+    """Of a pair one gets a rectangle, clipped at the borders, and the other the rest."""
+    clients = min(clients, side * side)
+    given_: dict[str, Any] = {"mixing": mixing, "alpha": alpha}
+    masks = deal_boxes(side**2, clients, rng=generator(seed), **given_)
+    owner = pasted_slowly(side, clients, rng=generator(seed), **given_)
+    assert masks.long().argmax(dim=0).view(side, side).tolist() == owner
 
 
 def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> None:
@@ -369,17 +229,215 @@ def test_an_attack_sees_which_positions_of_a_box_are_whose(digits: Dataset) -> N
         assert float(value.abs().sum()) > 0
 
 
+# --- the step ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("shape", "message"),
+    ("defense", "shape"),
     [
-        ((2, 9, 4), r"positions must be 9, those of the smashed data \[2, 9, 4\], got 16\."),
-        ((2, 3, 8, 8), r"positions must be 64, .*\[2, 3, 8, 8\], got 16\."),
-        ((2, 3, 2, 8), r"positions need .* or a square map .*, got the shape \[2, 3, 2, 8\] at"),
-        ((2, 16), r"positions need smashed data of tokens .*, got the shape \[2, 16\] at"),
+        (plain(group=2), (2, 6, 4)),
+        (VanillaCutMix(positions=25, group=2), (2, 25, 4)),
+        (VanillaCutMix(positions=25, group=2), (2, 3, 5, 5)),
     ],
 )
-def test_boxes_on_other_positions_than_the_smashed_datas_are_refused(
-    shape: tuple[int, ...], message: str
+def test_without_noise_the_server_runs_cutmix_and_weighs_labels_by_the_share_kept(
+    defense: Defense, shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        Step(VanillaCutMix(positions=16, group=2), {i: torch.zeros(shape) for i in ROSTER[:2]})
+    rng = generator(1, "mixtures")
+    q = {i: torch.rand(shape, generator=rng) for i in ROSTER}
+    step = Step(defense, q)
+    assert [[i for i, _ in m.members] for m in step.mixed] == [
+        ["client-0", "client-1"], ["client-2", "client-3"], ["client-4"],
+    ]  # fmt: skip
+    for mixture in step.mixed:
+        expected, labels = torch.zeros(shape), torch.zeros(2, CLASSES)
+        for i, weight in mixture.members:
+            mask = step.mask(i)
+            at = (..., mask.view(5, 5)) if len(shape) == 4 else (slice(None), mask)
+            expected[at] = q[i][at]
+            assert weight == pytest.approx(float(mask.double().mean()))
+            labels = labels + weight * step.labels[i]
+        assert torch.equal(mixture.smashed, expected)
+        assert mixture.targets is not None
+        assert torch.allclose(mixture.targets, labels)
+        assert sum(w for _, w in mixture.members) == pytest.approx(1.0)
+
+
+def test_private_labels_leave_targets_to_the_clients() -> None:
+    step = Step(plain(label_std=1.0), tokens(3), share_labels=False)
+    (mixture,) = step.mixed
+    assert mixture.targets is None
+    assert [w for _, w in mixture.members] == pytest.approx([1 / 3] * 3)
+
+
+def test_mixup_weighs_smashed_data_and_labels_alike() -> None:
+    q = tokens(3)
+    for mixing in ("uniform", "dirichlet"):
+        step = Step(Mixup(group=3, mixing=mixing), q)
+        (mixture,) = step.mixed
+        weights = dict(mixture.members)
+        assert sum(weights.values()) == pytest.approx(1.0)
+        expected = torch.stack([w * q[i] for i, w in weights.items()]).sum(dim=0)
+        assert torch.allclose(mixture.smashed, expected)
+        assert mixture.targets is not None
+        assert mixture.targets[0].tolist() == pytest.approx(list(weights.values()))
+        if mixing == "uniform":
+            assert list(weights.values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_cutout_sends_what_cutmix_sends_but_nobody_fills_the_gaps() -> None:
+    q = tokens(3)
+    cutout, cutmix = Step(Cutout(patches=6, group=3), q), Step(CutMix(patches=6, group=3), q)
+    assert cutout.mixtures is None
+    for i in q:
+        assert torch.equal(cutout.parts[i].values, cutmix.parts[i].values)
+        assert bool((cutout.parts[i].values[:, ~cutout.mask(i)] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({}, False),
+        ({"smashed_std": 0.1}, True),
+        ({"smashed_std": 0.1, "noise": "b3"}, False),
+    ],
+)
+def test_only_what_is_not_known_to_be_zero_costs_bytes(changes: Any, whole: bool) -> None:
+    step = Step(plain(**changes), tokens(3))
+    for i, part in step.parts.items():
+        assert part.n_bytes == 4 * 2 * 6 * 4 // (1 if whole else 3)
+        if not whole:
+            assert torch.equal(part.presence()[0, :, 0], step.mask(i))
+            assert bool((part.values[~part.presence()] == 0).all())
+
+
+def test_the_server_never_reads_a_value_that_was_not_sent() -> None:
+    step = Step(plain(), tokens(3))
+    spoilt = {
+        i: replace(p, values=torch.where(p.presence(), p.values, torch.nan))
+        for i, p in step.leaves.items()
+    }
+    (mixture,) = plain().mix(spoilt, step.to_server) or []
+    assert torch.equal(mixture.smashed, step.mixed[0].smashed)
+
+
+def test_the_wire_carries_masks_to_each_client_and_each_groups_masks_to_the_server() -> None:
+    step = Step(plain(group=2, patches=6), tokens(5))
+    sent = [m for m in step.wire.log if m.kind == "patches"]
+    assert [m.receiver for m in sent if m.receiver != SERVER] == list(ROSTER)
+    groups = [list(m.parts) for m in sent if m.receiver == SERVER]
+    assert groups == [list(ROSTER[:2]), list(ROSTER[2:4]), list(ROSTER[4:])]
+    assert all(m.n_bytes == len(m.parts) for m in sent)
+    assert step.wire.bytes_down == len(ROSTER)
+    assert all([m.receiver for m in heard] == [i] for i, heard in step.heard.items())
+
+
+def test_smashed_data_is_clipped_to_the_interval_before_the_mask() -> None:
+    q = {i: v * 10 - 5 for i, v in tokens(3).items()}
+    for low in (0.0, -0.1):
+        (mixture,) = Step(plain(clip=0.2, low=low), q).mixed
+        smashed = mixture.smashed.detach()
+        assert float(smashed.min()) == pytest.approx(low)
+        assert float(smashed.max()) == pytest.approx(low + 0.2)
+
+
+def test_blank_patches_are_zero_before_the_noise_even_outside_the_interval() -> None:
+    step = Step(plain(clip=0.2, low=0.3, smashed_std=1e-6), tokens(3))
+    for i, part in step.parts.items():
+        assert float(part.values[:, ~step.mask(i)].abs().max()) < 1e-4
+        assert float(part.values[:, step.mask(i)].min()) > 0.299
+
+
+# --- gradients --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["eq1", "b3"])
+@pytest.mark.parametrize("map_shaped", [False, True])
+def test_each_client_gets_its_own_gradient_only_at_its_patches(
+    noise: str, map_shaped: bool
+) -> None:
+    rng = generator(0, "gradients")
+    shape = (2, 3, 6, 6) if map_shaped else (2, 9, 4)
+    q = {i: (torch.rand(shape, generator=rng) * 0.9 + 0.05).requires_grad_() for i in ROSTER[:3]}
+    step = Step(plain(patches=9, noise=noise, smashed_std=0.1), q)
+    slope = torch.randn(shape, generator=rng)
+    (mixture,) = step.mixed
+    loss = (mixture.smashed * slope).sum()
+    returned = dict(
+        zip(q, torch.autograd.grad(loss, [p.values for p in step.leaves.values()]), strict=True)
+    )
+    for i, value in q.items():
+        (own,) = torch.autograd.grad(step.parts[i].values, value, returned[i])
+        mask = patch_map(step.mask(i), value)
+        assert torch.equal(own, torch.where(mask, slope, 0.0))
+
+
+def test_clipped_values_get_no_gradient() -> None:
+    q = {i: v.requires_grad_() for i, v in tokens(3).items()}
+    step = Step(plain(clip=0.5), q)
+    for i, value in q.items():
+        (own,) = torch.autograd.grad(step.parts[i].values.sum(), value)
+        assert torch.equal(own, ((value < 0.5) & step.mask(i)[None, :, None]).float())
+
+
+def test_mixup_returns_each_client_its_weighted_gradient() -> None:
+    step = Step(Mixup(group=3, mixing="dirichlet", alpha=2.0), tokens(3))
+    (mixture,) = step.mixed
+    leaves = [step.leaves[i].values for i, _ in mixture.members]
+    grads = torch.autograd.grad(mixture.smashed.sum(), leaves)
+    for (_, weight), grad in zip(mixture.members, grads, strict=True):
+        assert torch.allclose(grad, torch.full_like(grad, weight))
+
+
+# --- noise by Monte Carlo ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["eq1", "b3"])
+def test_noise_of_uploads_and_of_the_mixture_has_its_variance(noise: str) -> None:
+    """Eq. 1: every upload value carries sigma^2, the mixture of n carries n sigma^2. B.3: own
+    patches carry sigma^2 and so does the mixture."""
+    std, group = 0.3, 4
+    q = tokens(group, batch=500, patches=8, width=16)
+    noised = Step(plain(patches=8, group=group, noise=noise, smashed_std=std), q)
+    clean = Step(plain(patches=8, group=group), q)
+    for i in q:
+        difference = noised.parts[i].values - clean.parts[i].values
+        mask = noised.mask(i)
+        assert torch.equal(mask, clean.mask(i))
+        assert_moments(difference[:, mask], mean=0, variance=std**2)
+        if noise == "eq1":
+            assert_moments(difference[:, ~mask], mean=0, variance=std**2)
+        else:
+            assert bool((difference[:, ~mask] == 0).all())
+    mixed = noised.mixed[0].smashed - clean.mixed[0].smashed
+    assert_moments(mixed, mean=0, variance=std**2 * (group if noise == "eq1" else 1))
+    facts = Facts(parameters=1, clients=group)
+    told = plain(patches=8, group=group, noise=noise, smashed_std=std).constants(facts)
+    assert float(told["mixed_noise_std"]) ** 2 == pytest.approx(
+        std**2 * (group if noise == "eq1" else 1)
+    )
+
+
+def test_mixup_scales_the_noise_with_the_ratios() -> None:
+    """Variance sigma^2 / n at uniform ratios, which undoes Eq. 5's amplification."""
+    q = tokens(4, batch=500, patches=8, width=16)
+    defense = DPMixSL(group=4, clip=1.0, smashed_std=0.3, label_std=0.0)
+    mixed = Step(defense, q).mixed[0].smashed - Step(Mixup(group=4), q).mixed[0].smashed
+    assert_moments(mixed, mean=0, variance=0.09 / 4)
+    told = defense.constants(Facts(parameters=1, clients=4))
+    assert float(told["mixed_noise_std"]) ** 2 == pytest.approx(0.09 / 4)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        plain(label_std=0.5),
+        DPSL(clip=1.0, smashed_std=0.0, label_std=0.5),
+        DPMixSL(group=3, clip=1.0, smashed_std=0.0, label_std=0.5),
+    ],
+)
+def test_label_noise_has_its_variance(defense: Defense) -> None:
+    step = Step(defense, tokens(3, batch=20_000, width=1))
+    for place, i in enumerate(step.labels):
+        hot = torch.nn.functional.one_hot(torch.tensor(place), CLASSES).float()
+        assert_moments(step.labels[i] - hot, mean=0, variance=0.25)

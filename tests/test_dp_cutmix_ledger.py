@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from bench.contract.defense import Defense
 from bench.contract.events import Event, Facts, Gaussian, Unprotected
 from bench.contract.mechanisms import Mechanism
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import best_renyi_epsilon
 from bench.privacy.ledger import account, gaussian_epsilon
 from bench.protocols.local_training import LocalWork
-from bench.registry import Registry
 from bench.seeding import generator
 from defenses import noised_smashed
 from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup, VanillaCutMix
@@ -43,34 +43,30 @@ def unprotected(events: Sequence[Event]) -> list[str]:
     return [e.what for e in events if isinstance(e, Unprotected)]
 
 
-def test_the_ledger_prints_equation_6_beside_what_the_server_sees() -> None:
-    """n = 10, variance 16/255, delta = 1e-5: 8.77 printed, 42.8 against the server."""
-    defense = DPCutMix(patches=64, group=10, smashed_size=20, **PAPER)
+@pytest.mark.parametrize(
+    ("size", "constants"),
+    [
+        (20, {"rdp2_printed": 2.86875, "rdp2_server": 33.2695, "eps_server_one_upload": 42.7859}),
+        (12288, {"rdp2_printed": 784.954, "rdp2_server": 888.675}),
+        (None, {}),
+    ],
+)
+def test_the_ledger_prints_equation_6_beside_what_the_server_sees(
+    size: int | None, constants: dict[str, float]
+) -> None:
+    """n = 10, variance 16/255, delta = 1e-5, at the paper's D_s of 20, a real and an unknown one:
+    8.77 printed, 42.8 against the server."""
     facts = Facts(parameters=1, clients=10, delta=1e-5)
-    entry = account(defense, facts)
-    assert entry.eps_claimed == pytest.approx(8.77104, rel=1e-4)
+    entry = account(DPCutMix(patches=64, group=10, smashed_size=size, **PAPER), facts)
+    slope = (0.04 * 12288 / 10 + 10 / 100) / (16 / 255) / 2  # Eq. 6 over alpha
+    expected = best_renyi_epsilon(slope, 1e-5)[0] if size == 12288 else 8.77104
+    assert entry.eps_claimed == pytest.approx(expected, rel=1e-5)
     assert (entry.claim_delta, entry.unit) == (1e-5, "record")
-    assert entry.constants["rdp2_printed"] == pytest.approx(2.86875)
-    assert entry.constants["eps_server_one_upload"] == pytest.approx(42.7859, rel=1e-4)
+    printed = {"eps_printed_one_upload": entry.eps_claimed} if size else {}
+    for name, value in {**constants, **printed, "eps_printed_paper_size": 8.77104}.items():
+        assert entry.constants[name] == pytest.approx(value, rel=1e-5), name
     assert entry.eps_record == math.inf
     assert any("client-held layers" in r for r in entry.reasons)
-
-
-def test_the_claim_is_equation_6_at_the_real_size_where_it_is_known() -> None:
-    """D_s = 12288 at order 2: 785 printed, 889 against the server. The paper's 20 stays beside."""
-    facts = Facts(parameters=1, clients=10, delta=1e-5)
-    real = DPCutMix(patches=64, group=10, smashed_size=12288, **PAPER)
-    unknown = DPCutMix(patches=64, group=10, **PAPER)
-    constants = real.constants(facts)
-    assert constants["rdp2_printed"] == pytest.approx(785, rel=1e-3)
-    assert constants["rdp2_server"] == pytest.approx(889, rel=1e-3)
-    entries = [account(d, facts) for d in (real, unknown)]
-    slope = (0.04 * 12288 / 10 + 10 / 100) / (16 / 255) / 2  # Eq. 6 over alpha
-    expected, _ = best_renyi_epsilon(slope, 1e-5)
-    assert entries[0].eps_claimed == pytest.approx(expected)
-    assert entries[0].eps_claimed == constants["eps_printed_one_upload"]
-    assert entries[1].eps_claimed == pytest.approx(8.77104, rel=1e-4)
-    assert all(e.constants["eps_printed_paper_size"] == entries[1].eps_claimed for e in entries)
 
 
 def test_the_ledgers_accountant_agrees_with_the_servers_epsilon() -> None:
@@ -88,13 +84,6 @@ def test_the_ledgers_accountant_agrees_with_the_servers_epsilon() -> None:
     assert constants["eps_server_all_uploads"] == pytest.approx(reference, rel=2e-3)
     exact = oracle.exact_epsilon(square / 2, facts.delta)
     assert exact < float(constants["eps_server_all_uploads"])
-
-
-def test_sigma_for_a_budget_meets_it_exactly() -> None:
-    sigma = oracle.sigma_for(2.0, 1e-5, share=0.25, clip=0.2, smashed_size=640)
-    defense = DPCutMix(patches=64, group=4, clip=0.2, smashed_std=sigma, label_std=sigma)
-    slope = defense.server_slope(640, Facts(parameters=1, clients=4))
-    assert oracle.exact_epsilon(slope, 1e-5) == pytest.approx(2.0)
 
 
 def test_two_inputs_at_the_ends_of_the_interval_reach_the_sensitivity() -> None:
@@ -117,41 +106,33 @@ def test_two_inputs_at_the_ends_of_the_interval_reach_the_sensitivity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "mixing", "share"),
+    ("facts", "mixing", "share"),
     [
-        (8, "uniform", 16 / 64),
-        (10, "uniform", 32 / 64),
-        (9, "uniform", 1.0),
-        (7, "uniform", 22 / 64),
-        (8, "dirichlet", 63 / 64),
-        (9, "dirichlet", 1.0),
-        (1, "uniform", 16 / 64),  # not told how many: at least a group
-        (3, "dirichlet", 63 / 64),
+        ({"clients": 8}, "uniform", 16 / 64),
+        ({"clients": 10}, "uniform", 32 / 64),
+        ({"clients": 9}, "uniform", 1.0),
+        ({"clients": 7}, "uniform", 22 / 64),
+        ({"clients": 8}, "dirichlet", 63 / 64),
+        ({"clients": 9}, "dirichlet", 1.0),
+        ({"clients": 1}, "uniform", 16 / 64),  # not told how many: at least a group
+        ({"clients": 3}, "dirichlet", 63 / 64),
+        ({"clients": 10, "participation": 0.6}, "uniform", 0.5),  # 6, 5, 1 of 10
+        ({"clients": 10, "participation": 0.5}, "uniform", 1.0),
+        ({"clients": 10, "participation": 0.1}, "uniform", 0.25),
+        ({"clients": 8, "fewest": 8}, "uniform", 16 / 64),
+        ({"clients": 8, "fewest": 6}, "uniform", 0.5),
+        ({"clients": 8, "fewest": 5}, "uniform", 1.0),
+        ({"clients": 8, "fewest": 1}, "uniform", 1.0),
     ],
 )
-def test_the_last_smaller_group_sets_the_worst_share(
-    clients: int, mixing: Mixing, share: float
+def test_the_last_smaller_group_or_the_step_of_fewest_clients_sets_the_worst_share(
+    facts: dict[str, Any], mixing: Mixing, share: float
 ) -> None:
     defense = DPCutMix(patches=64, group=4, mixing=mixing, smashed_size=20, **PAPER)
-    facts = Facts(parameters=1, clients=clients)
-    assert defense.worst_share(facts) == pytest.approx(share)
-    assert gaussians(defense.guarantee(facts))[0].sensitivity == pytest.approx(
-        0.2 * math.sqrt(share * 20)
-    )
-
-
-def test_participation_sets_the_worst_share_but_no_round_is_smaller_than_a_group() -> None:
-    defense = DPCutMix(patches=64, group=4, smashed_size=20, **PAPER)
-    for participation, share in ((0.6, 0.5), (0.5, 1.0), (0.1, 0.25)):  # 6, 5, 1 of 10
-        facts = Facts(parameters=1, clients=10, participation=participation)
-        assert defense.worst_share(facts) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(("fewest", "share"), [(8, 16 / 64), (6, 0.5), (5, 1.0), (1, 1.0)])
-def test_steps_of_few_clients_set_the_worst_share(fewest: int, share: float) -> None:
-    defense = DPCutMix(patches=64, group=4, smashed_size=20, **PAPER)
-    facts = Facts(parameters=1, clients=8, fewest=fewest)
-    assert defense.worst_share(facts) == pytest.approx(share)
+    of = Facts(parameters=1, **facts)
+    assert defense.worst_share(of) == pytest.approx(share)
+    sensitivity = 0.2 * math.sqrt(share * 20)
+    assert gaussians(defense.guarantee(of))[0].sensitivity == pytest.approx(sensitivity)
 
 
 def test_the_run_knows_the_step_of_fewest_clients(digits: Dataset) -> None:
@@ -226,14 +207,15 @@ def test_what_no_proof_covers_is_reported(changes: Any, open_: list[str]) -> Non
     assert ("eps_server_one_upload" in defense.constants(facts)) == (not open_)
 
 
+NOISELESS = (
+    CutMix(patches=6, group=3), VanillaCutMix(positions=9, group=3), Cutout(patches=6, group=3),
+    Mixup(group=3),
+)  # fmt: skip
+
+
 def test_what_has_no_noise_claims_nothing() -> None:
     facts = Facts(parameters=1, clients=3)
-    for defense in (
-        CutMix(patches=6, group=3),
-        VanillaCutMix(positions=9, group=3),
-        Cutout(patches=6, group=3),
-        Mixup(group=3),
-    ):
+    for defense in NOISELESS:
         assert defense.claim(facts) is None
         assert defense.mechanisms() == ()
         assert account(defense, facts).eps_record == math.inf
@@ -258,40 +240,36 @@ def test_mechanisms_tell_the_clip_and_the_noise_and_survive_json() -> None:
 # --- settings ---------------------------------------------------------------------------------
 
 
-def test_all_are_registered_and_need_smashed_data(registry: Registry) -> None:
-    shared: dict[str, Any] = {"clip": 0.2, "smashed_std": 0.1, "label_std": 0.1}
-    made: dict[str, dict[str, Any]] = {
-        "dp_cutmix": {"patches": 4, "group": 2, **shared},
-        "cutmix": {"patches": 4, "group": 2, "mixing": "dirichlet", "alpha": 0.5},
-        "cutout": {"patches": 4, "group": 2},
-        "dp_mixsl": {"group": 2, **shared},
-        "mixup": {"group": 2},
-        "vanilla_cutmix": {"positions": 4, "group": 2, "mixing": "dirichlet", "alpha": 1.0},
-        "dp_sl": shared,
-    }
-    for name, values in made.items():
-        defense = registry.defense(name, values)
+def test_all_need_smashed_data_and_a_mixer_where_they_mix() -> None:
+    noise: dict[str, Any] = {"clip": 0.2, "smashed_std": 0.1, "label_std": 0.1}
+    for defense in (*NOISELESS, plain(), DPMixSL(group=2, **noise), DPSL(**noise)):
         assert defense.requires == {"smashed"}
-        assert defense.owns == (frozenset() if name in ("dp_sl", "cutout") else {"mix"})
-        assert ("mixer" in defense.third_parties(0)) == (name != "dp_sl")
+        assert ("mix" in defense.owns) == (not isinstance(defense, DPSL | Cutout))
+        assert ("mixer" in defense.third_parties(0)) == (not isinstance(defense, DPSL))
+
+
+BOXES = VanillaCutMix(positions=16, group=2)
 
 
 @pytest.mark.parametrize(
-    ("changes", "shape", "message"),
+    ("defense", "shape", "message"),
     [
-        ({"patches": 4}, (2, 6, 4), r"patches must be 6, the tokens of .* \[2, 6, 4\], got 4\."),
-        ({"patches": 6}, (2, 3, 6, 6), r"patches must be a square number .*\[2, 3, 6, 6\], got 6"),
-        ({"patches": 9}, (2, 3, 8, 6), r"patches must be a square number .*\[2, 3, 8, 6\], got 9"),
-        ({"patches": 9}, (2, 24), r"patches need smashed data of tokens .*the shape \[2, 24\]"),
-        ({"smashed_size": 20}, (2, 6, 4), r"smashed_size must be 24, .*\[2, 6, 4\], got 20\."),
+        (plain(patches=4), (2, 6, 4), r"patches must be 6, the tokens of .* \[2, 6, 4\], got 4\."),
+        (plain(), (2, 3, 6, 6), r"patches must be a square number .*\[2, 3, 6, 6\], got 6"),
+        (plain(patches=9), (2, 3, 8, 6), r"must be a square number .*\[2, 3, 8, 6\], got 9"),
+        (plain(patches=9), (2, 24), r"patches need smashed data of tokens .*the shape \[2, 24\]"),
+        (plain(smashed_size=20), (2, 6, 4), r"smashed_size must be 24, .*\[2, 6, 4\], got 20\."),
+        (BOXES, (2, 9, 4), r"positions must be 9, those of the smashed data \[2, 9, 4\], got 16\."),
+        (BOXES, (2, 3, 8, 8), r"positions must be 64, .*\[2, 3, 8, 8\], got 16\."),
+        (BOXES, (2, 3, 2, 8), r"positions need .* or a square map .*the shape \[2, 3, 2, 8\] at"),
+        (BOXES, (2, 16), r"positions need smashed data of tokens .*, got the shape \[2, 16\] at"),
     ],
 )
 def test_smashed_data_that_does_not_fit_gets_one_clear_sentence(
-    changes: dict[str, Any], shape: tuple[int, ...], message: str
+    defense: Defense, shape: tuple[int, ...], message: str
 ) -> None:
-    q = {i: torch.zeros(shape) for i in ROSTER[:3]}
     with pytest.raises(ValueError, match=message):
-        Step(plain(**changes), q)
+        Step(defense, {i: torch.zeros(shape) for i in ROSTER[: defense.together]})
 
 
 def test_a_roster_smaller_than_the_group_is_mixed_among_itself() -> None:

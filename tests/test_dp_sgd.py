@@ -1,4 +1,4 @@
-"""DP-SGD and DP-FedAvg: the step against opacus, the noise, and what is claimed and proven."""
+"""Noise on gradients and updates: the step against opacus, draws, what is claimed and proven."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from bench.contract.mechanisms import GaussianNoise
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
-from bench.protocols.local_training import LocalWork
 from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.losses import NetworkLoss
 from defenses.dp_fedavg import DPFedAvg
 from defenses.dp_sgd import DPSGD, uses_of_a_record
+from defenses.noise import GaussianUpdate, LaplaceUpdate
 from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.uploads import assert_moments, error_of, play, upload_of
 
 FACTS = Facts(parameters=100, rounds=10, clients=20, batch=20, records=100, local_steps=5)
 
@@ -54,15 +55,13 @@ def test_a_step_without_noise_equals_opacus(digits: Dataset) -> None:
 
 def test_every_steps_noise_has_its_std_within_5_standard_errors(digits: Dataset) -> None:
     network = network_for(digits, "mlp_spm")
-    loud, quiet = DPSGD(noise_multiplier=2.0, clip_norm=0.5), DPSGD(noise_multiplier=0.0,
-                                                                    clip_norm=0.5)  # fmt: skip
-    work = LocalWork(protocol="fedsgd", batch=8, lr=1.0, local_steps=1)
+    loud, quiet = (DPSGD(noise_multiplier=m, clip_norm=0.5) for m in (2.0, 0.0))
     runs = [federation_of(digits, network, d, clients=1, protocol="fedsgd") for d in (loud, quiet)]
     for run in runs:
-        run.play(work, ["client-0"])
+        play(run, protocol="fedsgd", lr=1.0, local_steps=1)
     noise = torch.cat([(runs[0].state[n] - runs[1].state[n]).flatten() for n in runs[0].state])
     std = 2.0 * 0.5 / 8
-    assert abs(float(noise.std()) / std - 1) < 5 / math.sqrt(2 * len(noise))
+    assert_moments(noise, mean=0, variance=std**2)
     assert loud.mechanisms_in(Round(batch=8)) == (GaussianNoise(of="gradient", std=std),)
 
 
@@ -72,9 +71,8 @@ def test_attackers_know_the_noise_and_the_clip(digits: Dataset, registry: Regist
     network = network_for(digits)
     defense = DPSGD(noise_multiplier=1e-6, clip_norm=0.1)
     seen, truth = seen_under(digits, network, defense, victims=1)
-    answer = registry.attack("idlg", {}).run(seen, context_for(digits, network, defense))
-    assert answer.images is not None
-    assert float((answer.images - truth.x).square().mean()) < 0.01
+    context = context_for(digits, network, defense)
+    assert error_of(registry.attack("idlg", {}), seen, truth, context) < 0.01
 
 
 def test_the_claim_is_opacus_and_the_proof_counts_every_use() -> None:
@@ -93,10 +91,9 @@ def test_the_claim_is_opacus_and_the_proof_counts_every_use() -> None:
 def test_a_record_is_used_no_more_often_than_the_proof_says(digits: Dataset) -> None:
     run = federation_of(digits, network_for(digits, "mlp_spm"), DPSGD(noise_multiplier=0.0,
                         clip_norm=1.0), clients=2, each=23)  # fmt: skip
-    work = LocalWork(protocol="fedavg", batch=5, lr=0.1, local_steps=4)
     counts = torch.zeros(23, dtype=torch.int64)
     for rounds in range(1, 9):
-        used = run.play(work, ["client-0"], observed=True).used["client-0"].flatten()
+        used = play(run, clients=["client-0"], batch=5, local_steps=4).used["client-0"].flatten()
         counts += used.bincount(minlength=23)
         facts = Facts(parameters=1, rounds=rounds, batch=5, records=23, local_steps=4)
         assert int(counts.max()) <= uses_of_a_record(facts)
@@ -131,3 +128,38 @@ def test_dp_fedavg_claims_no_more_noise_than_the_clients_of_a_round_add() -> Non
     for shared_by in (1, 5):
         paper = DPFedAvg(noise_multiplier=2.0, clip_norm=1.0, shared_by=shared_by)
         assert account(paper, facts).eps_claimed == pytest.approx(3.122, abs=0.001)
+
+
+SIZE = 100_000
+
+
+def uploaded(defense: GaussianUpdate | LaplaceUpdate, update: torch.Tensor) -> torch.Tensor:
+    return upload_of(defense, update, generator(0, "noise")).parts["p"].values.double()
+
+
+def test_noise_has_the_stated_scale_and_an_update_is_clipped_first_in_its_norm() -> None:
+    update = torch.full((SIZE,), 1.0)
+    out = uploaded(GaussianUpdate(noise_multiplier=0.02, clip_norm=5.0), update)
+    assert_moments(out, mean=5.0 / math.sqrt(SIZE), variance=0.1**2)
+    out = uploaded(LaplaceUpdate(noise_multiplier=0.001, clip_norm=100.0), update)
+    clipped, scale = 100.0 / SIZE, 0.1
+    assert_moments(out, mean=clipped, variance=2 * scale**2)
+    assert_moments((out - clipped).abs(), mean=scale, variance=scale**2)
+
+
+@pytest.mark.parametrize("kind", [GaussianUpdate, LaplaceUpdate])
+def test_a_short_update_without_noise_passes_unchanged(
+    kind: type[GaussianUpdate] | type[LaplaceUpdate],
+) -> None:
+    update = torch.linspace(-1, 1, 50)
+    out = uploaded(kind(noise_multiplier=0.0, clip_norm=100.0), update)
+    assert torch.equal(out, update.double())
+
+
+def test_the_real_upload_of_a_federation_is_within_the_clip(digits) -> None:  # type: ignore[no-untyped-def]
+    network = network_for(digits, "mlp_spm")
+    defense = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.01)
+    seen, _ = seen_under(digits, network, defense)
+    values, _ = seen.stack("update", seen.clients)
+    norms = torch.cat([v.flatten(1) for v in values.values()], dim=1).norm(dim=1)
+    assert torch.allclose(norms, torch.full_like(norms, 0.01), rtol=1e-4)

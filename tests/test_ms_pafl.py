@@ -1,4 +1,4 @@
-"""MS-PAFL: check-in, subsampling, split, clip and noise, aggregation, recombination, ledger."""
+"""MS-PAFL: who takes part, what is sent and proven, and where its claims stop holding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client, Local, Server
+from bench.contract.defense import Client, Server
 from bench.contract.events import Facts
 from bench.contract.messages import SERVER, Message, Part
 from bench.data import load_dataset
@@ -18,74 +18,51 @@ from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached
-from bench.protocols.local_training import LocalWork
 from bench.registry import discover
 from bench.seeding import generator
+from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
 from tests.conftest import context_for, federation_of, network_for, seen_under
-from tests.oracle import reference_cases
+from tests.docs_modules import formulas
+from tests.oracle import assert_reference, reference_cases
+from tests.oracle import ms_pafl as oracle
+from tests.uploads import (
+    assert_moments,
+    assert_share,
+    distance,
+    error_of,
+    make_client,
+    play,
+    upload_of,
+)
 
 ORACLE = reference_cases("ms_pafl")
-WORK = LocalWork(protocol="fedavg", batch=4, lr=0.3, local_steps=3)
 FACTS = Facts(parameters=100, rounds=20, clients=100, batch=5, records=125, local_steps=5,
               participations=12, delta=1e-4)  # fmt: skip
 
 
 def a_client(n: int = 20, name: str = "client-0") -> Client:
-    streams = ("joins", "batch", "defense")
-    return Client(
-        id=name, x=torch.zeros(n, 3), y=torch.zeros(n, dtype=torch.int64),
-        rng={s: generator(0, name, s) for s in streams},
-    )  # fmt: skip
+    return make_client(name, x=torch.zeros(n, 3), y=torch.zeros(n, dtype=torch.int64))
 
 
-def a_local(end: Tensor, broadcast: Tensor | None = None) -> Local:
-    base = {"w": torch.zeros_like(end) if broadcast is None else broadcast}
-    return Local(
-        broadcast=base, start=base, end={"w": end}, const={}, lr=1.0, steps=1,
-        grad_sum={"w": base["w"] - end},
-    )  # fmt: skip
-
-
-def sent(defense: MSPAFL, end: Tensor, client: Client | None = None) -> Part:
-    local = a_local(end)
-    message = Message(
-        kind="update", sender="client-0", receiver=SERVER, round=0,
-        parts={"w": Part(values=end - local.broadcast["w"])},
-    )  # fmt: skip
-    (out,) = defense.upload([message], local, client or a_client())
+def sent(defense: MSPAFL, end: Tensor) -> Part:
+    out = upload_of(defense, end, generator(0, "ms_pafl"))
     assert out.kind == "weights"
-    return out.parts["w"]
+    return out.parts["p"]
 
 
 # --- who takes part ------------------------------------------------------------------------------
 
 
-def test_check_in_frequencies_are_the_probabilities_within_5_standard_errors() -> None:
+def test_check_in_is_given_by_client_and_round_and_followed() -> None:
+    assert check_in_table(0.5) == ((0.5,),)
+    assert check_in_table("0.1,0.9") == ((0.1, 0.9),)
     defense = MSPAFL(epsilon=0.5, check_in="0.2,0.7;1")
-    rounds = 4000
     for i, p in enumerate((0.2, 0.7)):
         client = a_client(name=f"client-{i}")
-        joined = torch.tensor([defense.joins(client, sampled=False) for _ in range(rounds)])
-        even, odd = joined[::2].double(), joined[1::2]
-        assert abs(float(even.mean()) - p) < 5 * math.sqrt(p * (1 - p) / len(even))
-        assert bool(odd.all())
-
-
-@pytest.mark.parametrize(
-    ("text", "table"),
-    [(0.5, ((0.5,),)), ("0.1,0.9", ((0.1, 0.9),)), ("0.1,0.9;0.5", ((0.1, 0.9), (0.5,)))],
-)
-def test_check_in_is_given_by_client_and_round(text: Any, table: Any) -> None:
-    assert check_in_table(text) == table
-
-
-def test_an_empty_round_keeps_the_old_model(digits: Dataset) -> None:
-    run = federation_of(digits, network_for(digits), MSPAFL(epsilon=0.5, check_in=0.0))
-    before = {n: v.clone() for n, v in run.state.items()}
-    result = run.play(WORK, [c.id for c in run.clients])
-    assert result.joined == []
-    assert all(torch.equal(before[n], v) for n, v in run.state.items())
+        joined = torch.tensor([defense.joins(client, sampled=False) for _ in range(4000)])
+        assert_share(joined[::2], p)
+        assert bool(joined[1::2].all())
 
 
 def test_an_observed_round_has_the_victims_whatever_the_coin_says(digits: Dataset) -> None:
@@ -114,20 +91,18 @@ def test_batches_without_replacement_are_distinct_over_a_round() -> None:
 
 def test_each_round_starts_its_own_subsample() -> None:
     """Without a fresh one a record's chance would depend on the rounds before."""
-    defense, client, hits, rounds = MSPAFL(epsilon=0.5), a_client(20), 0, 2000
-    for number in range(rounds):
+    defense, client, hits = MSPAFL(epsilon=0.5), a_client(20), []
+    for number in range(2000):
         defense.say("round", client, None, number)
-        hits += int((torch.cat([defense.batch(client, 3) for _ in range(2)]) == 0).sum())
-    q = 6 / 20
-    assert abs(hits / rounds - q) < 5 * math.sqrt(q * (1 - q) / rounds)
+        drawn = torch.cat([defense.batch(client, 3) for _ in range(2)])
+        hits.append(int((drawn == 0).sum()))
+    assert_share(torch.tensor(hits), 6 / 20)
 
 
 def test_sampling_with_replacement_draws_from_all_records_each_time() -> None:
-    defense, client, rounds = MSPAFL(epsilon=0.5, sampling="wr"), a_client(20), 4000
-    drawn = torch.stack([defense.batch(client, 5) for _ in range(rounds)])
-    share = float((drawn == 0).any(dim=1).double().mean())
-    q = 1 - (1 - 1 / 20) ** 5
-    assert abs(share - q) < 5 * math.sqrt(q * (1 - q) / rounds)
+    defense, client = MSPAFL(epsilon=0.5, sampling="wr"), a_client(20)
+    drawn = torch.stack([defense.batch(client, 5) for _ in range(4000)])
+    assert_share((drawn == 0).any(dim=1), 1 - (1 - 1 / 20) ** 5)
     assert bool((drawn.sort(dim=1).values.diff(dim=1) == 0).any())
 
 
@@ -160,29 +135,22 @@ def test_the_public_weights_are_clipped(case: Any) -> None:
 
 
 def test_only_the_public_half_is_clipped_noised_and_sent() -> None:
-    """The norm is the public half's alone; the noise has Lemma 1's std within 5 standard errors."""
-    size, draws = 2000, 20
-    defense, client = MSPAFL(epsilon=1.0, clip_norm=2.0), a_client()
-    end = torch.cat([torch.full((size // 2,), 50.0), torch.full((size // 2,), 3.0)])
-    noise = []
-    for _ in range(draws):
-        part = sent(defense, end, client)
-        assert part.present is not None
-        assert part.present.tolist() == [False] * (size // 2) + [True] * (size // 2)
-        assert bool((part.values[: size // 2] == 0).all())
-        noise.append(part.values[size // 2 :] - 2.0 / math.sqrt(size // 2))
-    flat = torch.cat(noise)
+    """The norm is the public half's; the noise has Lemma 1's std."""
+    half, defense = 20_000, MSPAFL(epsilon=1.0, clip_norm=2.0)
+    part = sent(defense, torch.cat([torch.full((half,), 50.0), torch.full((half,), 3.0)]))
+    assert part.present is not None
+    assert part.present.tolist() == [False] * half + [True] * half
+    assert bool((part.values[:half] == 0).all())
     std = 2 * 2.0 * math.sqrt(2 * math.log(1.25 / 1e-4)) / 1.0
     assert defense.std == pytest.approx(std)
-    assert abs(float(flat.std()) / std - 1) < 5 / math.sqrt(2 * len(flat))
-    assert abs(float(flat.mean())) < 5 * std / math.sqrt(len(flat))
+    assert_moments(part.values[half:], mean=2.0 / math.sqrt(half), variance=std**2)
 
 
 def test_clients_keep_their_private_half_and_take_the_new_public_one(digits: Dataset) -> None:
     network = network_for(digits)
     run = federation_of(digits, network, MSPAFL(epsilon=1.0, check_in=1.0, private="block1,block2"))
     start = {n: v.clone() for n, v in run.state.items()}
-    run.play(WORK, [])
+    play(run)
     for name, value in run.state.items():
         private = name.startswith(("block1", "block2"))
         assert torch.equal(value, start[name]) == private, name
@@ -195,7 +163,7 @@ def test_a_run_has_no_model_of_all_clients(digits: Dataset) -> None:
     run = federation_of(digits, network_for(digits), MSPAFL(epsilon=1.0, check_in=1.0))
     reached = Reached()
     assert reached.everything()
-    for client in run.play(WORK, []).joined:
+    for client in play(run).joined:
         reached.add(client, run.held(client))
     assert not reached.everything()
 
@@ -215,9 +183,9 @@ def test_nu_is_the_chance_that_somebody_checks_in_and_off_by_default() -> None:
     assert plain.aggregate(server, messages) is None
     assert "aggregate" not in plain.owns
     corrected = MSPAFL(epsilon=0.5, check_in="0.1,0.9", nu_clients=2)
-    found = corrected.aggregate(server, messages)
-    assert found is not None
-    assert found["w"].tolist() == pytest.approx([1.5 / 0.91, 7.0])
+    averaged = corrected.aggregate(server, messages)
+    assert averaged is not None
+    assert averaged["w"].tolist() == pytest.approx([1.5 / 0.91, 7.0])
 
 
 def test_nu_under_splitfed_leaves_the_servers_own_layers_alone(digits: Dataset) -> None:
@@ -227,31 +195,25 @@ def test_nu_under_splitfed_leaves_the_servers_own_layers_alone(digits: Dataset) 
         federation_of(digits, network, MSPAFL(epsilon=1.0, check_in=1.0, nu_clients=n), **split)
         for n in (0, 4)  # nu = 1: every client checks in
     ]
-    work = LocalWork(protocol="splitfed", batch=4, lr=0.3, local_steps=3)
     for run in runs:
-        run.play(work, [])
-    plain, corrected = (run.state for run in runs)
-    assert all(torch.allclose(plain[n], corrected[n]) for n in plain)
+        play(run, protocol="splitfed")
+    assert distance(runs[0].state, runs[1].state) < 1e-6
 
 
 # --- attacks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["breast_cancer"])
-def test_records_are_rebuilt_from_the_public_weights_where_noise_is_small(name: str) -> None:
+def test_records_are_rebuilt_from_the_public_weights_where_noise_is_small() -> None:
     """Logistic regression, batch 1, the clip binding: the attacker models it."""
-    data = load_dataset(name, seed=0)
-    network = network_for(data, "logistic")
-    quiet = MSPAFL(epsilon=1e7, noise="analytic", clip_norm=0.5, private=0.5)
-    seen, truth = seen_under(data, network, quiet, victims=4, lr=0.1)
-    attack = discover().attack("idlg", {})
-    answer = attack.run(seen, context_for(data, network, quiet, budget=300))
-    error = float((answer.images - truth.x).square().mean())
-    assert error < 0.05 * float(truth.x.square().mean())
-    loud = MSPAFL(epsilon=1.0, clip_norm=0.5, private=0.5)
-    seen, truth = seen_under(data, network, loud, victims=4, lr=0.1)
-    answer = attack.run(seen, context_for(data, network, loud, budget=50))
-    assert float((answer.images - truth.x).square().mean()) > 10 * error
+    data = load_dataset("breast_cancer", seed=0)
+    network, attack, errors = network_for(data, "logistic"), discover().attack("idlg", {}), []
+    for epsilon, noise, budget in ((1e7, "analytic", 100), (1.0, "lemma1", 50)):
+        defense = MSPAFL(epsilon=epsilon, noise=noise, clip_norm=0.5, private=0.5)  # type: ignore[arg-type]
+        seen, truth = seen_under(data, network, defense, victims=4, lr=0.1)
+        context = context_for(data, network, defense, budget=budget)
+        errors.append(error_of(attack, seen, truth, context))
+    assert errors[0] < 0.05 * float(truth.x.square().mean())
+    assert errors[1] > 10 * errors[0]
 
 
 # --- ledger --------------------------------------------------------------------------------------
@@ -282,3 +244,178 @@ def test_a_budget_beyond_the_lemma_is_warned_of_with_the_right_noise() -> None:
         warnings.simplefilter("error")
         MSPAFL(epsilon=1.0)
         MSPAFL(epsilon=10.0, noise="analytic")
+
+
+MU = oracle.noise_ratio(epsilon=1.0, delta=1e-4)
+
+
+def _q(i: dict[str, Any]) -> dict[str, Any]:
+    facts = Facts(parameters=1, records=i["D"], local_steps=i["Q"], batch=i["b"])
+    wor, wr = (
+        MSPAFL(epsilon=0.5, sampling=s).constants(facts)["sampling_rate"]  # type: ignore[arg-type]
+        for s in ("wor", "wr")
+    )
+    return {"q_wor": wor, "q_wr": wr}
+
+
+def _amplified(i: dict[str, Any]) -> dict[str, Any]:
+    printed, exact = formulas.amplified(i["eps_l"], q=i["q"])
+    return {"printed": printed, "exact": exact, "holds": printed >= exact}
+
+
+def _fig3(i: dict[str, Any]) -> dict[str, Any]:
+    rounds = [oracle.single_round(p=i["p"], q=i["q"], epsilon=e) for e in i["eps_l"]]
+    return {"eps_c": [e for e, _ in rounds], "delta_c": rounds[0][1]}
+
+
+def _fig4(i: dict[str, Any]) -> dict[str, Any]:
+    of = {"p": i["p"], "q": i["q"], "epsilon": i["eps_l"], "delta_tilde": i["delta_tilde"]}
+    totals = [oracle.claimed(**of, rounds=t) for t in i["T"]]
+    return {"eps": [e for e, _ in totals], "total_delta": [d for _, d in totals]}
+
+
+def _thm3(i: dict[str, Any]) -> dict[str, Any]:
+    mu = oracle.noise_ratio(epsilon=i["eps_l"], delta=i["delta"])
+    return {
+        "thm3": oracle.local_total(
+            p=i["p"], q=i["q"], epsilon=i["eps_l"], rounds=i["T"], delta=i["delta"]
+        ),
+        "unamplified_exact": oracle.unamplified_epsilon(
+            mu=mu, uploads=i["T"], delta=i["delta"]
+        ),
+    }  # fmt: skip
+
+
+def _server_view(i: dict[str, Any]) -> dict[str, Any]:
+    """At p = 1 beside what is proven without amplification."""
+    of = {"p": i["p"], "q": i["q"], "epsilon": i["eps_l"], "rounds": i["T"]}
+    total, delta = oracle.claimed(**of)
+    safe = oracle.unamplified_epsilon(mu=MU, uploads=i["T"], delta=delta)
+    proven = {"safe_eps_same_delta": safe} if i["p"] == 1 else {}
+    return {"thm4": total, "total_delta": delta, "thm3": oracle.local_total(**of), **proven}
+
+
+def _cor1(i: dict[str, Any]) -> dict[str, Any]:
+    eps_c, delta_c = oracle.single_round(p=i["p"], q=i["q"], epsilon=i["eps_l"])
+    of = {"p": i["p"], "q": i["q"], "mu": MU}
+    return {
+        "eps_c": eps_c,
+        "delta_c": delta_c,
+        "true_delta_server": oracle.visible_round_delta(eps_c, **of),
+    }
+
+
+def _state(i: dict[str, Any]) -> dict[str, Any]:
+    thm3 = oracle.local_total(p=i["p"], q=i["q"], epsilon=i["eps_l"], rounds=i["T"])
+    lower = oracle.memory_delta(thm3, q=i["q"], mu=MU, uploads=i["T"])
+    return {"eps_thm3": thm3, "delta_lower_at_thm3": lower}
+
+
+def _thm4_state(i: dict[str, Any]) -> dict[str, Any]:
+    total, allowed = oracle.claimed(p=i["p"], q=i["q"], epsilon=i["eps_l"], rounds=i["T"])
+    lower = oracle.memory_delta_visible(total, p=i["p"], q=i["q"], mu=MU, rounds=i["T"])
+    return {
+        "eps_thm4": total,
+        "delta_allowed": allowed,
+        "delta_lower": lower,
+        "violated": lower > allowed,
+    }
+
+
+def _nu(i: dict[str, Any]) -> dict[str, Any]:
+    return {"nu": theorems.correction([0.1] * 100 if i["p"] == "100 x 0.1" else i["p"])}
+
+
+COMPUTE: dict[str, Any] = {
+    "mspafl_delta_prime": lambda i: {
+        "delta_prime": theorems.deviation_probability(beta=i["beta"], clients=i["N"])
+    },
+    "mspafl_sigma": lambda i: oracle.noise_std(
+        epsilon=i["eps_l"], delta=i["delta"], clip_norm=i["C"]
+    ),
+    "mspafl_q_": _q,
+    "mspafl_thm1": _amplified,
+    "mspafl_fig3": _fig3,
+    "mspafl_fig4": _fig4,
+    "mspafl_linear": lambda i: {
+        "T": [formulas.linear_from(e, delta_tilde=oracle.PAPER_DELTA) for e in i["eps_c"]]
+    },
+    "mspafl_c0": lambda i: {
+        f"c0_C{c:g}": theorems.c0(delta=i["delta"], clip_norm=c) for c in (1.0, 10.0)
+    },
+    "mspafl_thm3_q": _thm3,
+    "mspafl_server_view": _server_view,
+    "mspafl_cor1": _cor1,
+    "mspafl_private_half_state": _state,
+    "mspafl_thm4_state": _thm4_state,
+    "mspafl_nu": _nu,
+}
+CASES = reference_cases("ms_pafl", elsewhere=("mspafl_clip",))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
+def test_reference_values(case: dict[str, Any]) -> None:
+    assert_reference(case, COMPUTE, whole=True)
+
+
+# --- where claims hold and fail -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "rounds", "violated"), [(0.05, 200, True), (0.01, 1000, True), (0.1, 100, False)]
+)
+def test_theorem_4_is_violated_for_rare_check_ins_with_memory(
+    p: float, rounds: int, violated: bool
+) -> None:
+    """p = .05 takes the weighted statistic: the sum of the last uploads just misses it."""
+    epsilon, allowed = oracle.claimed(p=p, q=0.2, epsilon=1.0, rounds=rounds)
+    lower = oracle.memory_delta_visible(
+        epsilon, p=p, q=0.2, mu=MU, rounds=rounds, statistic="weighted"
+    )
+    assert (lower > allowed) == violated
+
+
+# --- edges --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 2.5, 100.0, 700.0, 5000.0])
+def test_claims_do_not_overflow_at_large_budgets(epsilon: float) -> None:
+    one, delta = oracle.single_round(p=0.5, q=1.0, epsilon=epsilon)
+    assert 0 < one <= 2 * epsilon
+    if epsilon >= 100:
+        assert one == pytest.approx(2 * epsilon + math.log(0.5), rel=1e-5)
+    total, summed = oracle.claimed(p=0.5, q=1.0, epsilon=epsilon, rounds=10)
+    assert total >= 10 * one * min(one, 1.0)
+    assert summed == pytest.approx(10 * delta + 1e-4)
+    assert formulas.amplified(epsilon, q=0.2)[1] <= epsilon
+
+
+def test_claims_grow_with_everything_that_leaks() -> None:
+    base: dict[str, Any] = {"p": 0.3, "q": 0.2, "epsilon": 1.0, "rounds": 10}
+    for name, more in (("p", 0.4), ("q", 0.3), ("epsilon", 1.1), ("rounds", 11)):
+        epsilon, delta = oracle.claimed(**base)
+        larger, more_delta = oracle.claimed(**(base | {name: more}))
+        assert larger > epsilon
+        assert more_delta >= delta
+
+
+def test_few_clients_make_the_hoeffding_bound_void() -> None:
+    assert oracle.claimed(p=0.5, q=0.2, epsilon=1.0, clients=5, rounds=1)[0] == math.inf
+    assert oracle.claimed(p=0.5, q=0.2, epsilon=1.0, clients=5, beta=1.0, rounds=1)[0] < 2
+
+
+def test_no_check_in_and_no_round_cost_nothing() -> None:
+    assert oracle.claimed(p=0.0, q=0.2, epsilon=900.0, rounds=10)[0] == 0
+    assert oracle.claimed(p=0.5, q=0.2, epsilon=1.0, rounds=0)[0] == 0
+    assert oracle.local_total(p=0.0, q=1.0, epsilon=1.0, rounds=10) == 0
+    assert oracle.local_total(p=0.5, q=1.0, epsilon=1.0, rounds=10) == math.inf
+
+
+def test_a_sampling_rate_never_exceeds_one() -> None:
+    for replacement in (False, True):
+        rate = theorems.sampling_rate(records=10, draws=60, replacement=replacement)
+        assert 0.99 < rate <= 1
+
+
+def test_the_correction_counts_a_client_that_always_comes() -> None:
+    assert theorems.correction([1.0, 0.3]) == 1

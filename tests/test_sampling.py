@@ -20,6 +20,7 @@ from bench.records import Run
 from bench.registry import Registry
 from bench.seeding import generator
 from tests.conftest import TINY, federation_of, network_for
+from tests.uploads import assert_moments, assert_share
 
 
 def test_poisson_sampling_draws_every_client_by_itself(digits: Dataset) -> None:
@@ -27,13 +28,11 @@ def test_poisson_sampling_draws_every_client_by_itself(digits: Dataset) -> None:
     protocol = ProtocolSettings(clients=5, participation=0.3, sampling="poisson", local_steps=1)
     rng = generator(0, "poisson")
     rounds = [sample_clients(ids, protocol, rng) for _ in range(4000)]
-    counts = torch.tensor([len(r) for r in rounds]).double()
-    # Binomial: mean 1.5, variance 1.05; five standard errors each.
-    assert abs(float(counts.mean()) - 1.5) < 5 * (1.05 / 4000) ** 0.5
-    assert abs(float((counts == 0).double().mean()) - 0.7**5) < 5 * (0.168 * 0.832 / 4000) ** 0.5
+    counts = torch.tensor([len(r) for r in rounds])
+    assert_moments(counts, mean=1.5, variance=1.05)  # binomial
+    assert_share(counts == 0, 0.7**5)
     for client in ("client-0", "client-4"):
-        share = sum(client in r for r in rounds) / 4000
-        assert abs(share - 0.3) < 5 * (0.21 / 4000) ** 0.5
+        assert_share(torch.tensor([client in r for r in rounds]), 0.3)
     fixed = ProtocolSettings(clients=5, participation=0.3, local_steps=1)
     assert {len(sample_clients(ids, fixed, rng)) for _ in range(20)} == {2}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -14,17 +13,12 @@ from bench.seeding import generator
 from defenses.spm import SPM, Variant, keep_probability, moments, perturb, scale_range
 from tests.oracle import assert_reference, reference_cases
 from tests.oracle import spm as spm_oracle
-from tests.uploads import upload_of
+from tests.uploads import assert_moments, assert_share, tensor, upload_of
 
 ORACLE = reference_cases("spm")
 COMPUTE: dict[str, Any] = {
     "spm_params": lambda i: spm_oracle.mechanism_constants(i["eps"]),
     "spm_variances": lambda i: spm_oracle.variances(i["eps"], i["w"]),
-    "spm_magnitude": lambda i: spm_oracle.magnitude_leak(i["eps"], i["w"], i["w_prime"]),
-    "spm_composition": lambda i: spm_oracle.composition(
-        i["eps"], coordinates=i["d"], rounds=i["T"], delta=i["delta"]
-    ),
-    "spm_majority": lambda i: {"error": spm_oracle.majority_sign_error(i["eps"], i["uploads"])},
     "spm_thm3": lambda i: spm_oracle.theorem3(i["eps"], uploads=i["n"], beta=i["beta"], w=i["w"]),
     "spm_growth": lambda i: spm_oracle.growth_constants(i["eps"], i["n"]),
     "spm_apply": lambda i: {"w_bar": _applied(i)},
@@ -38,9 +32,7 @@ VARIANTS: tuple[Variant, ...] = ("printed", "unbiased", "sign_rr")
 
 
 def _applied(inputs: dict[str, Any]) -> list[float]:
-    w, u_sign, u_mag = (
-        torch.tensor(inputs[k], dtype=torch.float64) for k in ("w", "u_sign", "u_mag")
-    )
+    w, u_sign, u_mag = (tensor(inputs[k]) for k in ("w", "u_sign", "u_mag"))
     return perturb(
         w, u_sign, u_mag, epsilon=inputs["eps"], variant=APPLIED[inputs["name"]]
     ).tolist()
@@ -51,39 +43,29 @@ def test_reference_values(case: dict[str, Any]) -> None:
     assert_reference(case, COMPUTE)
 
 
-def released(w: float, epsilon: float, variant: Variant, target: str, draws: int) -> torch.Tensor:
-    """`draws` releases of a weight (or gradient) w through the defense's real upload."""
-    values = torch.full((draws,), w)
-    moved = values if target == "weights" else -values
-    defense = SPM(epsilon=epsilon, variant=variant, target=target)  # type: ignore[arg-type]
-    upload = upload_of(defense, moved, generator(0, "mc", variant))
-    assert upload.kind == target
-    return upload.parts["p"].values.double()
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("target", ["weights", "gradient"])
 @pytest.mark.parametrize("epsilon", [0.3, 1.5, 3.9])
 def test_mean_and_variance_of_uploads_match_the_closed_form(
     variant: Variant, target: str, epsilon: float
 ) -> None:
-    """Within 5 standard errors: a right mechanism fails once in 1.7 million."""
-    draws, w = 200_000, -0.4
-    factor = released(w, epsilon, variant, target, draws) / w
+    """Of releases of a weight or gradient through the defense's real upload."""
+    values = torch.full((200_000,), -0.4)
+    defense = SPM(epsilon=epsilon, variant=variant, target=target)  # type: ignore[arg-type]
+    upload = upload_of(
+        defense, values if target == "weights" else -values, generator(0, "mc", variant)
+    )
+    assert upload.kind == target
+    factor = upload.parts["p"].values.double() / -0.4
     mean, variance = moments(epsilon, variant)
-    assert abs(float(factor.mean()) - mean) < 5 * math.sqrt(variance / draws)
-    spread = float((factor - mean).square().std()) / math.sqrt(draws)
-    assert abs(float(factor.var()) - variance) < 5 * spread + 1e-9
-    flips = float((factor < 0).double().mean())
-    flip = 1 - keep_probability(epsilon)
-    assert abs(flips - flip) < 5 * math.sqrt(flip * (1 - flip) / draws)
+    assert_moments(factor, mean=mean, variance=variance)
+    assert_share(factor < 0, 1 - keep_probability(epsilon))
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.6, 1.5, 1.9, 3.9])
 def test_the_printed_mechanism_is_biased_by_e_over_e_plus_1(epsilon: float) -> None:
-    assert moments(epsilon, "printed")[0] == pytest.approx(keep_probability(epsilon))
-    assert moments(epsilon, "unbiased")[0] == pytest.approx(1.0)
-    assert moments(epsilon, "sign_rr")[0] == pytest.approx(1.0)
+    means = [moments(epsilon, v)[0] for v in VARIANTS]
+    assert means == pytest.approx([keep_probability(epsilon), 1.0, 1.0])
 
 
 @given(

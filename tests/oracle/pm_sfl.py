@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import ndtr
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from bench.contract.events import Facts
 from bench.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
 from defenses.pm_sfl_noised import NoisedPMSFL, amplification_gain, bernoulli_epsilon
+from tests.uploads import epsilon_of_coins
 
 # --- Theorem 2: smashed data ----------------------------------------------------------------
 
@@ -43,14 +43,6 @@ def masked_laplace_loss(
     at = np.concatenate([ours, theirs])[:, None]
     p, q = (np.exp(-np.abs(at - m) / scale) @ chance for m in (ours, theirs))
     return float(np.log(p / q).max())
-
-
-def smashed_releases(
-    epsilon: float, *, rounds: int, fraction: float, epochs: float
-) -> dict[str, float]:
-    """How often one sample's smashed data are sent in training, and basic composition over it."""
-    releases = rounds * fraction * epochs
-    return {"releases": releases, "eps_total_basic": releases * epsilon}
 
 
 # --- Theorem 1: reconstruction from a guessed mask --------------------------------------------
@@ -97,16 +89,30 @@ def local_noise(
     defense = NoisedPMSFL(
         noise="local", epsilon=epsilon, delta=delta, local_steps=steps, clip_norm=clip_norm
     )
-    found = defense.constants(Facts(parameters=1, batch=batch, records=batch, local_steps=steps))
-    sigma = float(found["noise_std"])
+    constants = defense.constants(
+        Facts(parameters=1, batch=batch, records=batch, local_steps=steps)
+    )
+    sigma = float(constants["noise_std"])
     mu = math.sqrt(steps) * clip_norm / batch / sigma
     return {
         "sigma": sigma,
         "sigma2": sigma * sigma,
-        "exact_eps_add_remove": float(found["eps_one_round_add_remove"]),
-        "exact_eps_replace": float(found["eps_one_round_replace"]),
+        "exact_eps_add_remove": float(constants["eps_one_round_add_remove"]),
+        "exact_eps_replace": float(constants["eps_one_round_replace"]),
         "true_delta_replace_at_eps": gaussian_delta(mu=2 * mu, epsilon=epsilon),
         "exact_eps_100_rounds_add_remove": exact_gaussian_epsilon(mu=10 * mu, delta=delta),
+    }
+
+
+def closing_bound(c: float) -> dict[str, float]:
+    """Sec. 5's closing bound per coordinate, which is the pure epsilon, and the KL divergence of
+    its Renyi form, which is no (epsilon, delta) bound at any small delta."""
+    log_odds = bernoulli_epsilon(c)
+    kl = (1 - 2 * c) * log_odds
+    return {
+        "pure_dp_per_coordinate": log_odds,
+        "inf_over_alpha_corrected_KL": kl,
+        "delta_needed_at_eps_KL": (1 - c) - math.exp(kl) * c,
     }
 
 
@@ -115,27 +121,6 @@ def mean_clipped_normal(mean: float, std: float, *, c: float) -> float:
     low, high = (c - mean) / std, (1 - c - mean) / std
     inside = mean * (ndtr(high) - ndtr(low)) + std * (norm.pdf(low) - norm.pdf(high))
     return float(c * ndtr(low) + inside + (1 - c) * ndtr(-high))
-
-
-def exact_bits_epsilon(flip: float, *, d: int, delta: float) -> float:
-    """Exact epsilon at `delta` of d independent bits that are 1 with probability `flip` against
-    1 - `flip`.
-
-    The log-likelihood ratio is (2k - d) ln((1 - flip) / flip) for k ones, k binomial; counts
-    further than 40 standard deviations from the mean carry less than 1e-300.
-    """
-    spread = 40 * math.sqrt(d * flip * (1 - flip)) + 40
-    mean = d * (1 - flip)
-    ones = np.arange(max(0, math.floor(mean - spread)), min(d, math.ceil(mean + spread)) + 1)
-    chance = binom.pmf(ones, d, 1 - flip)
-    ratio = (2 * ones - d) * math.log((1 - flip) / flip)
-
-    def slack(epsilon: float) -> float:
-        return float(chance @ -np.expm1(np.minimum(epsilon - ratio, 0.0))) - delta
-
-    if slack(0.0) <= 0:
-        return 0.0
-    return float(brentq(slack, 0.0, float(ratio.max()), rtol=1e-12))
 
 
 def mask_noise(epsilon: float, *, delta: float, c: float, d: int) -> dict[str, float]:
@@ -159,36 +144,6 @@ def mask_noise(epsilon: float, *, delta: float, c: float, d: int) -> dict[str, f
         "eps_clip_first": exact_gaussian_epsilon(mu=mu, delta=delta),
         "eps_printed_order": float(printed["eps_one_round"]),
         "bern_a": flip,
-        "eps_after_bernoulli": exact_bits_epsilon(flip, d=d, delta=delta),
+        "eps_after_bernoulli": epsilon_of_coins(d, math.log((1 - flip) / flip), delta),
         "sigma_needed_clip_first": float(corrected["noise_std"]),
     }
-
-
-def closing_bound(c: float, alpha: float) -> dict[str, float]:
-    """Second term of Sec. 5's closing bound, per coordinate.
-
-    printed: one summand twice; its infimum over alpha is by luck the pure bound.
-    corrected_renyi: the Renyi divergence of Bernoulli(1 - c) from Bernoulli(c); its infimum,
-    the KL divergence, is no (eps, delta) bound at any small delta.
-    """
-    log_odds = bernoulli_epsilon(c)
-    kl = (1 - 2 * c) * log_odds
-    first = alpha * math.log(1 - c) + (1 - alpha) * math.log(c)
-    second = alpha * math.log(c) + (1 - alpha) * math.log(1 - c)
-    return {
-        "printed": (first + math.log(2)) / (alpha - 1),
-        "corrected_renyi": float(np.logaddexp(first, second)) / (alpha - 1),
-        "inf_over_alpha_printed": log_odds,
-        "inf_over_alpha_corrected_KL": kl,
-        "pure_dp_per_coordinate": log_odds,
-        "delta_needed_at_eps_KL": (1 - c) - math.exp(kl) * c,
-    }
-
-
-# --- aggregation ------------------------------------------------------------------------------
-
-
-def aggregation_error(theta: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Eq. 6: expected squared error of the mean of K masks; theta: [K, d] mask probabilities."""
-    values = np.asarray(theta)
-    return {"exact": float((values * (1 - values)).sum()) / len(values) ** 2}
