@@ -102,7 +102,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if target is not None:
         given["device"] = torch.device("cpu")
     lower = tree_map_only(Remote, lambda t: t.held, (tuple(args), given))
-    found = func(*lower[0], **lower[1])
+    result = func(*lower[0], **lower[1])
     for t in flat:
         if isinstance(t, Remote) and t.shape != t.held.shape:
             raise RuntimeError(f"{func} gave a tensor of the second device another shape in place.")
@@ -110,8 +110,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return args[0]
     known = {id(t.held): t for t in flat if isinstance(t, Remote)}
     if not wraps:
-        return found
-    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Remote(t), found)
+        return result
+    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Remote(t), result)
 
 
 def _record(

@@ -59,11 +59,11 @@ def exact_sum(vectors: list[Tensor], parameters: Parameters) -> Tensor:
     return torch.stack([rounded(vector, parameters) for vector in vectors]).sum(0)
 
 
-@pytest.mark.parametrize("length", ["0", "1", "slots", "slots + 1", "10000"])
+@pytest.mark.parametrize("length", ["0", "1", "50", "slots", "slots + 1", "10000"])
 def test_sum_is_the_exact_sum_of_rounded_vectors(parties: Parties, length: str) -> None:
     slots = parties.parameters.slots
     n = {"slots": slots, "slots + 1": slots + 1}.get(length) or int(length)
-    vectors = [uniform(n, seed) for seed in range(5)]
+    vectors = [uniform(n, seed) for seed in range(20 if n == 50 else 5)]
     total = parties.total(vectors)
     assert total.dtype == torch.float64
     assert total.equal(exact_sum(vectors, parties.parameters))
@@ -84,11 +84,6 @@ def test_sum_is_exact_for_any_short_vectors(
     vectors = [torch.tensor(row, dtype=torch.float64) for row in rows]
     expected = exact_sum(vectors, PRESETS[preset])
     assert both[preset].total(vectors).equal(expected)
-
-
-def test_sum_of_many_uploads_is_exact(parties: Parties) -> None:
-    vectors = [uniform(50, seed) for seed in range(20)]
-    assert parties.total(vectors).equal(exact_sum(vectors, parties.parameters))
 
 
 def test_error_has_the_stated_standard_deviation(parties: Parties) -> None:
@@ -191,17 +186,12 @@ def test_two_encryptions_of_one_vector_differ(parties: Parties) -> None:
     assert same < 0.5  # zstd's tables and the words' zero bytes are alike, the rest is not
 
 
-def test_size_does_not_depend_on_the_values_or_their_number(parties: Parties) -> None:
+def test_size_is_within_its_budget_whatever_the_values_and_their_number(parties: Parties) -> None:
     slots, largest = parties.parameters.slots, parties.parameters.max_magnitude
     vectors = [torch.zeros(1), torch.zeros(slots), torch.full((slots,), largest), uniform(slots, 0)]
     sizes = [len(encrypt(vector, parties.public)[0]) for vector in vectors]
     assert max(sizes) < 1.01 * min(sizes)
-
-
-def test_bytes_per_value_stay_within_their_budget(parties: Parties) -> None:
-    slots = parties.parameters.slots
-    n_bytes = sum(len(c) for c in encrypt(torch.zeros(10 * slots), parties.public))
-    assert n_bytes / (10 * slots) <= {STANDARD: 85, ADDITIVE: 25}[parties.parameters]
+    assert max(sizes) / slots <= {STANDARD: 85, ADDITIVE: 25}[parties.parameters]
 
 
 def test_damaged_ciphertexts_are_refused(parties: Parties) -> None:

@@ -94,11 +94,8 @@ def test_a_random_mechanism_without_a_law_is_refused_by_attacks_that_need_one(
     assert "_Doubling gives no likelihood" in str(attack.applies(seen))
     known, _ = doubled(digits, _DoublingWithLaw, "mlp3")
     assert attack.applies(known) is None
-
-
-@pytest.mark.parametrize("attack", [Ridge(), Decoder()])
-def test_attacks_that_rehearse_the_defense_need_no_law(digits: Dataset, attack: Attack) -> None:
-    assert attack.applies(doubled(digits, _Doubling)[0]) is None
+    for rehearsing in (Ridge(), Decoder()):
+        assert rehearsing.applies(seen) is None
 
 
 def test_dlg_descends_the_law_that_a_plugin_declares(digits: Dataset) -> None:
@@ -142,7 +139,7 @@ def test_attacks_descend_the_laws_of_values_released_one_by_one(
     network, defense = network_for(digits), registry.defense(name, given)
     seen, _ = seen_under(digits, network, defense, clients=2)
     assert attack.applies(seen) is None
-    answer = attack.run(seen, context_for(digits, network, defense, budget=6))
+    answer = attack.run(seen, context_for(digits, network, defense, budget=3))
     assert answer.loss is None or bool(torch.isfinite(answer.loss).all())
     assert answer.failed is not None
     assert not bool(answer.failed.any())
