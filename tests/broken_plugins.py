@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.sandbox.conformance.plugins import check_plugins
+from bench.sandbox.conformance.plugins import progress
 from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
 
 
@@ -314,8 +314,13 @@ return out""", mechanisms=f"return ({noise(0.1)},)")),
 """Check, hook and source of a defense by its mistake."""
 
 
-def check_text(tmp_path: Path, text: str, *, fast: bool = False) -> Conformance:
+def check_text(
+    tmp_path: Path, text: str, *, fast: bool = False, until: str | None = None
+) -> Conformance:
+    """Check the plugin of a text, all of it or until a check of that name has failed."""
     path = tmp_path / "broken.py"
     path.write_text(HEAD + text)
-    (found,) = check_plugins(str(path), {}, fast=fast)
-    return found
+    for _, conformance, _ in progress(str(path), {}, fast=fast, dataset=None):
+        if until in failures(conformance):
+            break
+    return conformance
