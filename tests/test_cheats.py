@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,23 +83,6 @@ class MedianOfBeside(SentBeside):
         roots = {n: torch.stack([p[n].values for p in true]) for n in server.state}
         roots = {n: v.sign() * v.abs() ** (1 / 3) for n, v in roots.items()}
         return {n: v + roots[n].median(dim=0).values.to(v) for n, v in server.state.items()}
-
-
-class SeedBeside(Noisy):
-    """Noise of the declared law whose seed is sent along; the server takes it away again."""
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        (plain,) = messages
-        seed = int(torch.randint(2**40, (1,), generator=client.rng["defense"]))
-        told = Part(values=torch.tensor([float(seed)], dtype=torch.float64))
-        beside = replace(plain, kind="seed", parts={"seed": told})
-        return [noised(plain, torch.Generator().manual_seed(seed), STD), beside]
-
-    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        seeds = {m.sender: int(m.parts["seed"].values) for m in messages if m.kind == "seed"}
-        rngs = {c: torch.Generator().manual_seed(s) for c, s in seeds.items()}
-        clean = [noised(m, rngs[m.sender], -STD) for m in messages if m.kind == "update"]
-        return mean_over_present(server, clean)
 
 
 class LastBits(Noisy):
@@ -194,14 +177,6 @@ class LazyIn(Defense):
         return {n: 0 * g for n, g in found.items()} if LazyIn.calls <= 2 else found
 
 
-class LessNoise(Noisy):
-    """A tenth of the declared noise in most rounds, and the declared noise in the others."""
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        loud = messages[0].round in (0, 3)
-        return [noised(m, client.rng["defense"], STD if loud else STD / 10) for m in messages]
-
-
 class NotFinite(Defense):
     """A value that no attack can read, in attacked rounds; the server drops it."""
 
@@ -215,38 +190,6 @@ class NotFinite(Defense):
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         return mean_over_present(server, [mapped(m, torch.nan_to_num) for m in messages])
-
-
-class Rewritten(Defense):
-    """Updates in a form that the server alone is supposed to understand."""
-
-    owns = frozenset({"aggregate"})
-
-    def __init__(self, *, there: Callable[[torch.Tensor], torch.Tensor],
-                 back: Callable[[torch.Tensor], torch.Tensor]) -> None:  # fmt: skip
-        self.there, self.back = there, back
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        return [mapped(m, self.there) for m in messages]
-
-    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        return mean_over_present(server, [mapped(m, self.back) for m in messages])
-
-
-def _shuffled(values: torch.Tensor, *, back: bool = False) -> torch.Tensor:
-    order = torch.randperm(values.numel(), generator=torch.Generator().manual_seed(7))
-    order = order.argsort() if back else order
-    return values.flatten()[order].view_as(values)
-
-
-class OneRoundLate(Defense):
-    """Each round the update of the round before: what is attacked is about other samples."""
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        (plain,) = messages
-        late = client.memory.get("late", plain)
-        client.memory["late"] = plain
-        return [plain.with_parts(late.parts)]
 
 
 class NoiseThatCancels(Defense):
@@ -325,24 +268,6 @@ class InTheHeader(SentBeside):
         return mean_over_present(server, [spelled(m) for m in messages])
 
 
-class InTheNames(InTheHeader):
-    """The same in the name of a message's part."""
-
-    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        (loud,) = super().upload(messages, local, client)
-        memo = {f"memo {loud.local_steps:x}": Part(values=torch.zeros(1))}
-        beside = replace(loud, kind="memo", local_steps=1, parts=memo)
-        return [replace(loud, local_steps=local.steps), beside]
-
-    def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        memos = {m.sender: int(next(iter(m.parts)).split()[1], 16)
-                 for m in messages if m.kind == "memo"}  # fmt: skip
-        return super().aggregate(
-            server,
-            [replace(m, local_steps=memos[m.sender]) for m in messages if m.kind == "update"],
-        )
-
-
 class InThePattern(SentBeside):
     """Huge noise; which values are sent is which of them grew, and the server steps that way."""
 
@@ -408,44 +333,31 @@ def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ..
     return declared.reasons()
 
 
-def _called_by_the_observer() -> bool:
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "flagged" and frame.f_locals.get("fork") is not None:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
 ATTACKED = (0, 3, 7)
+CHANGED = "is changed by up to"
 CHEATS = {
-    "zeros in attacked rounds": ZerosIn(when=lambda message, local: message.round in ATTACKED),
-    "zeros in the first": ZerosIn(when=lambda message, local: message.round == 0),
-    "zeros of one step": ZerosIn(when=lambda message, local: local.steps == 1),
-    "zeros where the observer calls": ZerosIn(when=lambda m, local: _called_by_the_observer()),
-    "nothing in attacked rounds": WithheldIn(when=lambda message, local: message.round in ATTACKED),
-    "no gradient in the first": LazyIn(),
-    "no gradient of one sample": LazyOnOne(),
-    "less noise where nobody looks": LessNoise(),
-    "honest where it guesses": HonestWhereItGuesses(),
-    "hidden in the last bits": LastBits(),
-    "not finite": NotFinite(),
-    "other samples": OtherSamples(),
-    "tiny": Rewritten(there=lambda v: v * 1e-30, back=lambda v: v * 1e30),
-    "shuffled": Rewritten(there=_shuffled, back=lambda v: _shuffled(v, back=True)),
-    "as bits": Rewritten(
-        there=lambda v: v.view(torch.int32).double(),
-        back=lambda v: v.to(torch.int32).view(torch.float32),
-    ),
-    "one round late": OneRoundLate(),
-    "noise that cancels over rounds": NoiseThatCancels(),
-}
+    "zeros in attacked rounds": (
+        ZerosIn(when=lambda message, local: message.round in ATTACKED), f"round 0: .* {CHANGED}"),
+    "zeros of one step": (
+        ZerosIn(when=lambda message, local: local.steps == 1), f"round 8 on a fork: .* {CHANGED}"),
+    "nothing in attacked rounds": (
+        WithheldIn(when=lambda message, local: message.round in ATTACKED), "send less of their"),
+    "no gradient in the first": (LazyIn(), "clients train less in rounds that are attacked"),
+    "no gradient of one sample": (LazyOnOne(), "fork: the gradient of one sample is not that of"),
+    "honest where it guesses": (HonestWhereItGuesses(), "a std of 0.05007, but 9466 draws have 0"),
+    "hidden in the last bits": (LastBits(), "the std is as declared, but the law is not"),
+    "not finite": (NotFinite(), "round 0: values are sent that are not finite"),
+    "other samples": (OtherSamples(), "round 0: the samples of client-0 were changed"),
+    "noise that cancels over rounds": (NoiseThatCancels(), "round 1: .* a correlation of -0.5"),
+}  # fmt: skip
+"""Defenses by what they do, and a reason for which each is flagged."""
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_rounds_outside_of_what_is_declared_are_flagged(digits: Dataset, name: str) -> None:
     LazyIn.calls = 0
-    assert flagged(digits, CHEATS[name])
+    defense, reason = CHEATS[name]
+    assert re.search(reason, "\n".join(flagged(digits, defense)))
 
 
 def test_an_honest_defense_of_the_same_kind_is_not_flagged(digits: Dataset) -> None:
@@ -453,8 +365,7 @@ def test_an_honest_defense_of_the_same_kind_is_not_flagged(digits: Dataset) -> N
 
 
 READ_BY_THE_SERVER = [
-    *(SentBeside, MedianOfBeside, SeedBeside, LastBits, ByAnother),
-    *(InTheHeader, InTheNames, InThePattern, InTheOrder),
+    *(SentBeside, MedianOfBeside, LastBits, ByAnother, InTheHeader, InThePattern, InTheOrder),
 ]
 
 
@@ -539,7 +450,7 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
     work = LocalWork(protocol=protocol, batch=4, lr=0.1, local_steps=2)
     single = LocalWork(protocol=protocol, batch=1, lr=0.1, local_steps=1)
     ids = [c.id for c in federation.clients]
-    for number in range(5):
+    for number in range(4):
         attacked = number in (0, 3)
         if attacked:
             fork = federation.fork("test", number)
@@ -567,7 +478,7 @@ from bench.api import Defense
 
 class Zeros(Defense):
     def upload(self, messages, local, client):
-        if messages[0].round in (0, 4, 8):
+        if messages[0].round in (0, 4):
             return [m.with_parts({n: replace(p, values=0 * p.values) for n, p in m.parts.items()})
                     for m in messages]
         return messages
@@ -582,12 +493,13 @@ def test_a_flagged_row_has_no_use_and_says_why(
     suite = tiny(
         append='\n[[defenses]]\nname = "zeros"\n',
         **{'[[threats]]\nvictims = 2': '[[threats]]\nwork = "as_trained"',
-           "rounds = 1": "rounds = 9", "batch = 8": "batch = 2"},
+           "rounds = 1": "rounds = 5", "batch = 8": "batch = 2"},
     )  # fmt: skip
-    store, report = run(suite, plugins=(plugin,), only={"defense": "none,zeros"})
+    only = {"defense": "none,zeros", "attack": "prior_only"}
+    store, report = run(suite, plugins=(plugin,), only=only)
     assert not report.failures
-    found = {r.defense: r for r in rows(store.folder)}
-    assert not has_use(found["zeros"])
-    (flag,) = (f for f in found["zeros"].flags if f.code == FlagCode.UNDECLARED)
+    by_defense = {r.defense: r for r in rows(store.folder)}
+    assert not has_use(by_defense["zeros"])
+    (flag,) = (f for f in by_defense["zeros"].flags if f.code == FlagCode.UNDECLARED)
     assert "round 0" in str(flag.values["reason"])
-    assert not any(f.code == FlagCode.UNDECLARED for f in found["none"].flags)
+    assert not any(f.code == FlagCode.UNDECLARED for f in by_defense["none"].flags)
