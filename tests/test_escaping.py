@@ -30,17 +30,8 @@ RUN = run_of()
 
 PIECES = (
     *("<img src=x onerror=alert(1)>", "</script><!--", "<a href='javascript:1'>", "&lt;b&gt;"),
-    *(
-        "`code`",
-        "``",
-        "|",
-        "\\|",
-        "\\",
-        "[a](http://b)",
-        "![a](b)",
-        "[a]: http://b",
-        "[red]x[/nope]",
-    ),
+    *("`code`", "``", "|", "\\|", "\\", "[a](http://b)", "![a](b)", "[a]: http://b"),
+    "[red]x[/nope]",
     *("*a*", "**", "_a_", "~~a~~", "# a", "> a", "- a", "1. a", "---", "{: onclick=a}", "[^1]"),
     *("=HYPERLINK(1)", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "'=1", "=1", "\n=1"),
     *("\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\x00", "\x08\x08", "\r", "\n", "\r\n", "\x85"),
@@ -72,7 +63,6 @@ def is_plain(shown_: str) -> bool:
 
 
 @given(NASTY)
-@settings(max_examples=200)
 def test_a_text_is_seen_as_it_is_and_cleaning_it_again_changes_nothing(words: str) -> None:
     seen = escaping.visible(words)
     assert is_plain(seen)
@@ -121,7 +111,6 @@ def inline(source: str) -> tuple[Counter[str], str]:
 @given(NASTY)
 @example("a\\|b")
 @example("a_b_ _c_")
-@settings(max_examples=400)
 def test_markdown_shows_a_text_as_it_is(words: str) -> None:
     wanted = " ".join(escaping.visible(words).splitlines()).strip()
     kinds, _ = inline(escaping.markdown_paragraph(words.replace("`", "")))
@@ -152,7 +141,6 @@ def board_in_markdown(words: str, description: str) -> Counter[str]:
 
 
 @given(NASTY)
-@settings(max_examples=300)
 def test_no_spreadsheet_computes_a_cell(words: str) -> None:
     lines = list(csv.reader(io.StringIO(frames.to_csv(board(words)), newline="")))
     assert {len(line) for line in lines} == {len(lines[0])}
@@ -203,7 +191,6 @@ def test_a_page_has_the_same_elements_whatever_its_words(words: str) -> None:
 
 
 @given(NASTY)
-@settings(max_examples=300)
 def test_latex_reads_no_command_in_a_text(words: str) -> None:
     shown_ = escaping.latex(words)
     left = re.sub(
@@ -218,7 +205,6 @@ def test_latex_reads_no_command_in_a_text(words: str) -> None:
 
 
 @given(NASTY)
-@settings(max_examples=100)
 def test_json_holds_every_text(words: str) -> None:
     written = rows_to_json(board(words), lambda f: words)
     written.encode()

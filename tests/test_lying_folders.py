@@ -205,7 +205,9 @@ REFUSED: dict[str, tuple[Lie, str]] = {
     "another threat": (told(setting("inputs", "threat", to="x"), **DLG), "its inputs are not"),
     "another training": (told(setting("train", to="0" * 24), **DLG), "its training is 000000"),
     "settings in run.json": (other_settings(False), "its inputs are not those of its job"),
-    "an SSIM of 5": (told(setting("values", "ssim", to=[5.0, 0.1, 0.1]), **DLG), "has ssim [5.0]"),
+    "an SSIM of 5": (
+        told(setting("values", "ssim", to=[5.0, 0.1, 0.1]), **DLG, seed=0, defense="none"),
+        "has ssim [5.0]"),
     "an SSIM of -2": (told(setting("values", "ssim", 0, to=-2.0), **DLG), "has ssim [-2.0]"),
     "an error below 0": (told(setting("values", "mse", 0, to=-0.1), **DLG), "has mse [-0.1]"),
     "no number": (told(setting("values", "ssim", 0, to="nan"), **DLG), "has ssim [nan]"),
@@ -256,12 +258,18 @@ REFUSED: dict[str, tuple[Lie, str]] = {
         }), "train"), "its audit has 9 draws"),
 }  # fmt: skip
 """What a report refuses, with words of the sentence."""
+
+
+def several(folder: Path) -> None:
+    """A smaller epsilon, consistent scores, and an attack that reads nothing."""
+    told(setting("ledger", "eps_record", to=0.1), "train")(folder)
+    told(lambda r: r["values"].update(ssim=THREE), **DLG)(folder)
+    told(setting("is_floor", to=True), attack="ilrg")(folder)
+
+
 VERIFY_TELLS: dict[str, tuple[Lie, str]] = {
-    "a smaller epsilon": (told(setting("ledger", "eps_record", to=0.1), "train"), "eps proven"),
+    "several in records": (several, r"\bssim\b.* eps proven\b.* is floor\b"),
     "settings, in run.json and records": (other_settings(True), "eps proven"),
-    "consistent scores": (
-        told(lambda r: r["values"].update(ssim=THREE), **DLG), "ssim"),
-    "no attack reads anything": (told(setting("is_floor", to=True), attack="ilrg"), "is floor"),
     "other pictures": (rewritten("reconstruction.safetensors", better_pictures), "was changed"),
     "other pictures, hashes to match": (
         with_hashes(rewritten("reconstruction.safetensors", better_pictures)), "ssim"),
@@ -271,7 +279,7 @@ VERIFY_TELLS: dict[str, tuple[Lie, str]] = {
         with_hashes(rewritten("-truth.safetensors", lambda t: t.update(x=t["x"] * 0))),
         "has other private samples than its training"),
 }  # fmt: skip
-"""What no reader of records can refute: a report calls it unverified, and verify finds it."""
+"""What no reader of records can refute, and a pattern of how verify tells it."""
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -322,7 +330,7 @@ def test_what_reading_cannot_refute_is_unverified_and_verify_finds_it(
     result = call("verify", folder, "--jobs", "0", "--device", "cpu", "--sandbox", "none", "--only",
                   "attack=ilrg", "--sample", "1")  # fmt: skip
     assert result.exit_code == 1, result.output
-    assert words in said(result)
+    assert re.search(words, said(result)), result.output
 
 
 def test_a_folder_is_verified_by_a_rerun_until_a_file_of_it_changes(
