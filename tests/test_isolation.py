@@ -164,13 +164,14 @@ def test_a_new_metric_is_one_entry_and_needs_no_attack_again(
         return (guess - truth).abs().flatten(2).amax(dim=2)
 
     suite = tiny(**{"epsilon = [0.5, 2.0]": "epsilon = 0.5"})
-    store, _ = run(suite)
+    only = {"attack": "prior_only", "checkpoint": "init"}
+    store, _ = run(suite, only=only)
     answers = {p: p.stat().st_mtime_ns for p in store.folder.glob("artifacts/*/answer-*")}
     entry = Metric(title="worst pixel", sign=-1.0, perfect=0.0, of_images=worst_pixel)
     monkeypatch.setitem(METRICS, "worst_pixel", entry)
     monkeypatch.setattr(Code, "scoring", "of code with one more entry")
     monkeypatch.setattr(floors, "_fit", floors._fit.__wrapped__)  # it keeps what it fitted before
-    _, report = run(suite)
+    _, report = run(suite, only=only)
     assert not report.failures
     assert answers == {p: p.stat().st_mtime_ns for p in store.folder.glob("artifacts/*/answer-*")}
     results = bench.load(store.folder)
@@ -189,25 +190,24 @@ def test_a_new_metric_is_one_entry_and_needs_no_attack_again(
     assert [pair.metric for pair in compared] == ["worst_pixel"]
 
 
-def test_an_answer_without_scores_is_no_result_yet(
-    run: RunIt, tiny: Callable[..., Path], tiny_copy: Path
-) -> None:
+def test_an_answer_without_scores_is_no_result_yet(run: RunIt, tiny: Callable[..., Path]) -> None:
     """As a run leaves it that was killed between an attack and its score."""
-    store = Store(tiny_copy)
+    only = {"defense": "none", "checkpoint": "init"}
+    store, _ = run(tiny(), only=only)
     key = store.keys("attack")[0]
     record = store.read("attack", key)
     assert isinstance(record, AttackRecord)
     store.write("attack", key, replace(record, scoring="", values={}, floors={}))
     assert store.read("attack", key) is None
     assert store.read("attack", key, unscored=True) is not None
-    _, again = run(tiny())
+    _, again = run(tiny(), only=only)
     assert again.ran == 1
     assert store.read("attack", key) == replace(record, memory=store.read("attack", key).memory)  # type: ignore[union-attr]
 
 
-def rerun(folder: Path, cells: list[Cell]) -> staged.Rerun:
+def rerun(folder: Path, cells: list[Cell], sandbox: str) -> staged.Rerun:
     return staged.rerun(
-        folder, cells, isolation=isolation("bwrap"), env=Environment(), tolerance=0.02, workers=0
+        folder, cells, isolation=isolation(sandbox), env=Environment(), tolerance=0.02, workers=0
     )
 
 
@@ -257,7 +257,7 @@ def test_in_the_sandbox_an_attack_finds_neither_truth_nor_data_set(
     quick_check(monkeypatch)
     folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.attack == "steals"]
-    made = rerun(folder, cells)
+    made = rerun(folder, cells, "bwrap")
     told = {c.figure: c for c in made.comparisons if c.what.endswith("steals at init")}
     assert told["status"].verdict == "differs"
     assert "failed" in told["status"].rerun
@@ -277,7 +277,6 @@ class FalseTruth(Defense):
 '''
 
 
-@pytest.mark.skipif(isolation("auto").bwrap is None, reason="bubblewrap does not work here")
 def test_verify_makes_the_truth_again_and_scores_against_it(
     run: RunIt, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +292,6 @@ def test_verify_makes_the_truth_again_and_scores_against_it(
     quick_check(monkeypatch)
     folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.defense == "false_truth"]
-    made = rerun(folder, cells[:1])
+    made = rerun(folder, cells[:1], "none")
     (truth,) = (c for c in made.comparisons if c.figure.startswith("truth of"))
     assert (truth.verdict, truth.rerun) == ("differs", "other samples")

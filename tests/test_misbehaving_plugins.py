@@ -42,6 +42,7 @@ from bench.protocols.export import DiskFull, save_tensors
 from bench.records import NoResult
 from bench.registry import discover
 from tests.runs import made, planned, timeless
+from tests.small_folders import call
 
 
 def process_state() -> dict[str, Any]:
@@ -192,7 +193,8 @@ def test_a_defense_that_exits_fails_its_training_and_what_is_printed_goes_to_std
     workers: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    forkserver._forkserver._stop()  # workers print where their server did when it began
+    if workers:
+        forkserver._forkserver._stop()  # they print where their server did when it began
     path = tmp_path / "exits.py"
     path.write_text(HEAD + DEFENSES)
     names = ("exits_in_upload", "exits_in_aggregate", "talks")
@@ -217,6 +219,7 @@ IMPORTS = {
     "float64": ("torch's default dtype", "import torch; torch.set_default_dtype(torch.float64)"),
     "syntax": ("invalid syntax (syntax.py, line 1)", "def"),
     "divides": ("ZeroDivisionError: division by zero (divides.py, line 3)", "\n\n1 / 0"),
+    "misses": ("ModuleNotFoundError: No module named 'no_such'", "import no_such"),
 }
 
 
@@ -226,49 +229,32 @@ def test_a_file_that_misbehaves_when_imported_is_a_broken_plugin(tmp_path: Path,
     path = tmp_path / f"{name}.py"
     path.write_text(code)
     before = process_state()
-    broken = [p.broken for p in discover((path,)).broken if p.name == name]
+    plugins = discover((path,))
     assert process_state() == before
-    assert len(broken) == 2  # as a defense and as an attack
-    assert text in str(broken[0])
+    assert [p.name for p in plugins.broken] == [name, name]  # as a defense and as an attack
+    assert text in str(plugins.broken[0].broken)
+    assert plugins.names("defense") == discover().names("defense")
+    with pytest.raises(ValueError, match=f"'{name}' .* is broken: "):
+        plugins.get("defense", name)
 
 
-@pytest.fixture
-def exits_at_import(tmp_path: Path) -> Path:
+def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
+    tmp_path: Path, tiny: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "exits.py"
     path.write_text('print("here I am")\nraise SystemExit(0)')
-    return path
-
-
-def test_list_goes_on_beside_a_plugin_that_exits_or_prints_at_import(exits_at_import: Path) -> None:
-    path = exits_at_import
-    listed = command("list", "attacks", "--json", "--plugin", str(path))
-    assert listed.returncode == 0
-    found = {a["name"]: a["broken"] for a in json.loads(listed.stdout)["attacks"]}
-    assert "SystemExit: 0 (exits.py, line 2)" in found["exits"]
-    assert found["ilrg"] is None
-
-
-@pytest.mark.slow
-def test_plan_goes_on_beside_a_plugin_that_exits_or_prints_at_import(
-    exits_at_import: Path, tiny: Callable[..., Path]
-) -> None:
-    planned_too = command("plan", str(tiny()), "--plugin", str(exits_at_import))
-    assert planned_too.returncode == 0
+    listed = call("list", "attacks", "--json", "--plugin", path)
+    assert listed.exit_code == 0
+    broken = {a["name"]: a["broken"] for a in json.loads(listed.stdout)["attacks"]}
+    assert "SystemExit: 0 (exits.py, line 2)" in broken["exits"]
+    assert broken["ilrg"] is None
+    forget()  # that it was imported
+    planned_too = call("plan", tiny(), "--plugin", path)
+    assert planned_too.exit_code == 0
     assert "here I am" in planned_too.stderr
 
 
-def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        **more,
-    )
-
-
-# --- Ctrl-C and limits ----------------------------------------------------------------------------
+# --- Ctrl-C, limits and workers ------------------------------------------------------------------
 
 
 def test_ctrl_c_stops_even_code_that_swallows_it_and_a_raised_one_does_not() -> None:
@@ -345,13 +331,13 @@ class SlowToPrepare(Quick):
     """Takes its time until it is ready."""
 
     def prepare(self) -> None:
-        time.sleep(3)
+        time.sleep(1.5)
 
 
 def outcomes_of(executor: Any, *work: Any) -> list[NoResult]:
     tasks = deque(Task(id=i, label=str(i), work=w) for i, w in enumerate(work))
-    found = {task.id: ended.record for task, ended in executor(tasks)}
-    return [found[i] for i in sorted(found)]
+    outcomes = {task.id: ended.record for task, ended in executor(tasks)}
+    return [outcomes[i] for i in sorted(outcomes)]
 
 
 @pytest.mark.timeout(120, method="thread")  # the other way is the alarm clock, which is tested
@@ -375,14 +361,32 @@ def test_an_alarm_clock_that_somebody_uses_is_left_alone() -> None:
 
 def test_a_jobs_clock_starts_when_its_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports alone take longer than this limit."""
-    (found,) = outcomes_of(Workers(count=1, timeout_s=2), SlowToPrepare())
-    assert found.status == "not_applicable"
+    (outcome,) = outcomes_of(Workers(count=1, timeout_s=1), SlowToPrepare())
+    assert outcome.status == "not_applicable"
     monkeypatch.setattr(local, "READY_S", 1.0)
-    (found,) = outcomes_of(Workers(count=1, timeout_s=60), SlowToPrepare())
-    assert (found.status, found.reason) == (
+    (outcome,) = outcomes_of(Workers(count=1, timeout_s=60), SlowToPrepare())
+    assert (outcome.status, outcome.reason) == (
         "failed",
         "its worker was not ready within 1 s: imports take too long",
     )
+
+
+def test_workers_are_reused_and_everything_is_answered() -> None:
+    tasks = deque(Task(id=i, label=str(i), work=Quick()) for i in range(7))
+    outcomes = list(Workers(count=2, timeout_s=60)(tasks))
+    assert sorted(task.id for task, _ in outcomes) == list(range(7))
+    assert all(ended.record.status == "not_applicable" for _, ended in outcomes)
+    assert all(ended.record.memory["host"] > 1e7 for _, ended in outcomes)
+
+
+def test_workers_take_gpus_in_turn_and_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(count=3, timeout_s=60, gpus=("0", "GPU-5"))
+    environments = [workers.surroundings(i) for i in range(3)]
+    assert [f["CUDA_VISIBLE_DEVICES"] for f in environments] == ["0", "GPU-5", "0"]
+    assert [float(f["LEAKBENCH_GPU_SHARE"]) for f in environments] == [0.5, 1.0, 0.5]
+    monkeypatch.setenv("LEAKBENCH_GPU_SHARE", "0.5")
+    assert float(workers.surroundings(2)["LEAKBENCH_GPU_SHARE"]) == 0.25
+    assert Workers(count=3, timeout_s=60).surroundings(0) == {}
 
 
 # --- a full disk ----------------------------------------------------------------------------------
