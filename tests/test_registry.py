@@ -1,4 +1,4 @@
-"""Finding plugins; broken and clashing ones harm nobody."""
+"""Finding plugins; broken and clashing ones harm nobody; the docs follow a new defense."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.registry import Registry, discover, snake_case
+from tests.test_docs import hooks
 
 MINE = '''
 from bench.contract.attack import Attack, Reconstruction
@@ -45,21 +46,6 @@ def test_a_file_brings_its_plugins_under_snake_case_names(tmp_path: Path) -> Non
     assert "my_attack" in plugins.names("attack")
     assert plugins.defense("my_noise", {"std": 2}).std == 2  # type: ignore[attr-defined]
     assert snake_case("DPCutMix") == "dp_cut_mix"
-
-
-@pytest.mark.parametrize(
-    "text", ["import nonexistent_module", "raise RuntimeError('at import')", "class X(:"]
-)
-def test_a_broken_file_is_listed_with_its_reason_and_breaks_nothing(
-    tmp_path: Path, text: str
-) -> None:
-    path = tmp_path / "bad.py"
-    path.write_text(text)
-    plugins = discover((path,))
-    assert {p.name for p in plugins.broken} == {"bad"}
-    assert plugins.names("defense") == discover().names("defense")
-    with pytest.raises(ValueError, match=r"'bad' .* is broken: \w+Error"):
-        plugins.get("defense", "bad")
 
 
 def test_a_clashing_name_is_listed_and_the_first_kept(tmp_path: Path, registry: Registry) -> None:
@@ -134,3 +120,35 @@ def test_a_compiled_file_beside_a_plugin_is_neither_run_nor_written(tmp_path: Pa
     compiled.unlink()
     discover((source,))
     assert not compiled.exists()
+
+
+NEW = '''
+from bench.api import Defense
+
+class Whisper(Defense):
+    """Uploads as they are, quietly.
+
+    Args:
+        volume: How loud, in [0, 1].
+    """
+    def __init__(self, *, volume: float, echo: int = 2) -> None:
+        self.volume, self.echo = volume, echo
+'''
+
+
+def test_a_defense_without_a_page_gets_a_section_from_its_docstring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hooks.others(["defenses"], "").strip() == ""  # all that ship have a page
+    path = tmp_path / "whisper.py"
+    path.write_text(NEW)
+    plugins = discover((path,))
+    monkeypatch.setattr(hooks, "registry", lambda: plugins)
+    assert hooks.page_of("whisper") == "index.md#whisper"
+    section = hooks.others(["defenses"], "")
+    assert section.startswith("## whisper\n")
+    assert "volume: How loud, in [0, 1]." in section
+    assert "| `volume` | number | required |" in section
+    assert (
+        "| `echo` | whole number | `2` |" in section or "| `echo` | whole number | 2 |" in section
+    )
