@@ -92,16 +92,6 @@ def verify(folder: Path, *more: str) -> tuple[int, str]:
 # --- the sandbox ----------------------------------------------------------------------------------
 
 
-@needs_bwrap
-@pytest.mark.slow
-def test_an_honest_submission_verifies_in_the_sandbox_with_equal_figures(submitted: Path) -> None:
-    code, text = verify(submitted, "--sandbox", "bwrap", "--sample", "2")
-    assert code == 0, text
-    assert "in a sandbox: no network" in text
-    assert "1 of 4: fedavg/digits/mlp_spm/my_defense" in text
-    assert text.endswith("Verified.")
-
-
 ACTS = {
     "write": "open({home!r} + '/new', 'w')",
     "read": "open({home!r} + '/secret').read()",
@@ -121,31 +111,22 @@ def port() -> Iterator[int]:
 
 
 @needs_bwrap
-@pytest.mark.parametrize(
-    "act", ["write", *(pytest.param(act, marks=pytest.mark.slow) for act in ("read", "connect"))]
-)
-def test_code_that_reaches_out_is_stopped(submitted: Path, home: Path, port: int, act: str) -> None:
-    line = ACTS[act].format(home=str(home), port=port)
-    code, text = verify(changed(submitted, line), "--jobs", "0", "--sandbox", "bwrap")
-    assert code == 1, text
-    assert " failed " in text
-    assert "Verified" not in text
-    assert sorted(p.name for p in home.iterdir()) == ["secret"]
-    assert "my secret" not in text
-
-
-@needs_bwrap
-@pytest.mark.slow
-def test_code_that_hides_its_errors_is_stopped_in_a_worker_too(
-    submitted: Path, home: Path, port: int
+@pytest.mark.parametrize("jobs", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_code_that_reaches_out_is_stopped_and_honest_figures_verify(
+    submitted: Path, home: Path, port: int, jobs: int
 ) -> None:
     lines = [
         f"try:\n    {line.format(home=str(home), port=port)}\nexcept OSError:\n    pass\nelse:\n"
         "    raise RuntimeError('it was let through')"
         for line in ACTS.values()
     ]
-    code, text = verify(changed(submitted, "\n".join(lines)), "--jobs", "1", "--sandbox", "bwrap")
+    hostile = changed(submitted, "\n".join(lines))
+    code, text = verify(hostile, "--jobs", str(jobs), "--sandbox", "bwrap")
     assert code == 0, text  # nothing was let through, and its figures are right
+    assert "in a sandbox: no network" in text
+    assert "1 of 2: fedavg/digits/mlp_spm/my_defense" in text
+    assert text.endswith("Verified.")
+    assert "my secret" not in text
     assert sorted(p.name for p in home.iterdir()) == ["secret"]
 
 
