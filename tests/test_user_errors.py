@@ -100,6 +100,18 @@ BAD = [
     ("report HERE/empty", "run.json"),
     ("report HERE/spoilt", "run.json"),
     ("check HERE/none.py", "HERE/none.py"),
+    ("verify /no/such/folder", "no such folder"),
+    ("new defence my_defense --dir HERE/empty", "Did you mean 'defense'"),
+    ("new defense spm --dir HERE/empty", "name of a known defense"),
+    ("new defense ilrg --dir HERE/empty", "name of a known attack"),
+    ("new defense class --dir HERE/empty", "no word of Python"),
+    ("new defense MyDefense --dir HERE/empty", "snake_case"),
+    ("new defense my-defense --dir HERE/empty", "snake_case"),
+    ("new defense ../my_defense --dir HERE/empty", "snake_case"),
+    ("new defense 2nd --dir HERE/empty", "snake_case"),
+    ("new attack random --dir HERE/empty", "name of a Python package"),
+    ("new attack torch --dir HERE/empty", "name of a Python package"),
+    ("new attack a_b --dir HERE/empty", "would come back as"),
 ]  # fmt: skip
 """Commands with HERE for the test's folder, and words of the sentence."""
 
@@ -117,6 +129,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert sentence.replace("HERE", str(here)) in lines[0]
     assert not done.stdout
     assert not list(here.rglob("records/*/*.json"))
+    assert not [*(here / "empty").iterdir(), *here.glob("*my_defense.py")]
 
 
 @pytest.mark.parametrize("share", ["x", "0", "1.5"])
