@@ -222,8 +222,6 @@ return [replace_values(m, {n: p.values + torch.randn(p.values.shape) for n, p in
                 "torch.bincount(client.y, minlength=10).float()")),
     "declares half of its noise": (DECLARED, "mechanisms",
         noisy("Adds Gaussian noise.", "std=0.2", noise(0.1))),
-    "declares twice its noise": (DECLARED, "mechanisms",
-        noisy("Adds Gaussian noise.", "std=0.05", noise(0.1))),
     "proves by a Gaussian that is Laplace": (DECLARED, "mechanisms",
         noisy("Adds Laplace noise of the declared std.",
               "std=0.1 / 2**0.5, norm=1.0, draw=laplace_like", CLIP, noise(0.1),
@@ -268,13 +266,6 @@ return [m.with_parts({n: replace(p, present=torch.zeros_like(p.values, dtype=tor
                       for n, p in m.parts.items()}) for m in messages]""", aggregate="""
 ups = [as_kind(m, "weights", base=server.state, lr=server.lr) for m in messages]
 return {n: torch.stack([u.parts[n].values for u in ups]).mean(dim=0) for n in server.state}""")),
-    "draws once per row": (DECLARED, "mechanisms", noisy(
-        "Adds one draw to all values of a row.", "std=0.1, draw=rowwise", noise(0.1), head="""
-def rowwise(values, *, std, rng):
-    rows = values.flatten(1) if values.dim() > 1 else values[:, None]
-    draw = std * torch.randn(len(rows), 1, generator=rng)
-    return draw.expand_as(rows).reshape(values.shape)
-""")),
     "takes its noise back": (DECLARED, "mechanisms", broken(
         "Every second upload subtracts the noise of the one before.", upload="""
 last = client.memory.pop("last", None)
@@ -290,9 +281,6 @@ return out""", mechanisms=f"return ({noise(0.1)},)")),
     "flips whole rows": ("declared SignPerturbation of update", "mechanisms",
         flipping("Flips the signs of a row together.",
                  "len(p.values), *[1] * (p.values.dim() - 1)", 0.8)),
-    "sends a sample as bytes": ("private data in messages", "say",
-        telling("Tells the server a sample in whole numbers.", "hello",
-                "(client.x[:1] * 255).byte()")),
     "does something at zero strength": ("zero strength is no defense", "zero_strength", broken(
         "Shrinks every update, whatever the scale.", 'zero_strength = {"scale": 0.0}',
         """def __init__(self, *, scale: float = 0.5) -> None:

@@ -42,11 +42,10 @@ from tests.broken_plugins import (
 # --- defenses -------------------------------------------------------------------------------------
 
 SLOW = {
-    "declares twice its noise", "proves by a Gaussian that is Laplace", "contradicts itself",
+    "proves by a Gaussian that is Laplace", "contradicts itself",
     "keeps other signs", "sends the labels", "lies about bits", "takes any number",
     "does something at zero strength", "halves its sensitivity", "clips elsewhere",
     "does not own its role", "has no annotation", "flips whole rows",
-    "draws once per row", "sends a sample as bytes",
 }  # fmt: skip
 """Kinds of mistakes of which another is found in the fast tests."""
 

@@ -100,9 +100,8 @@ def test_the_process_of_an_attack_holds_neither_data_set_nor_truth(
     plugin = tmp_path / "snoop.py"
     plugin.write_text(SNOOP)
     suite = tiny(append='\n[[attacks]]\nname = "snoop"\n')
-    store, report = run(
-        suite, plugins=(plugin,), only={"defense": "none", "checkpoint": "init"}, workers=1
-    )
+    only = {"defense": "none", "checkpoint": "init", "attack": "prior_only,snoop"}
+    store, report = run(suite, plugins=(plugin,), only=only, workers=1)
     assert not report.failures
     records = by_attack(store)
     assert records["none", "snoop"].notes == ("0 data sets, 0 tensors like the samples",)

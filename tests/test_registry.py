@@ -70,9 +70,7 @@ def test_files_without_plugins_are_refused(tmp_path: Path) -> None:
     ("name", "settings", "message"),
     [
         ("spmm", {}, r"Unknown defense 'spmm' in s\.toml\. Did you mean 'spm'\?"),
-        ("spm", {}, r"needs the setting\(s\) epsilon"),
         ("spm", {"epsilonn": 1.0}, r"Did you mean 'epsilon'"),
-        ("spm", {"epsilon": "a lot"}, r"setting epsilon of defense 'spm'.*number, got 'a lot'"),
         ("spm", {"epsilon": True}, r"setting epsilon .* got True"),
         ("spm", {"epsilon": 1.0, "variant": "best"}, r"setting variant .* got 'best'"),
         ("gaussian+none", {"clip_norm": 1.0}, r"must be written MEMBER\.key"),
