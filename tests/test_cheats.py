@@ -173,9 +173,9 @@ class LazyIn(Defense):
     calls = 0
 
     def gradient(self, loss, variables, x, y, draw):  # type: ignore[no-untyped-def]
-        found = super().gradient(loss, variables, x, y, draw)
+        gradients = super().gradient(loss, variables, x, y, draw)
         LazyIn.calls += 1
-        return {n: 0 * g for n, g in found.items()} if LazyIn.calls <= 2 else found
+        return {n: 0 * g for n, g in gradients.items()} if LazyIn.calls <= 2 else gradients
 
 
 class NotFinite(Defense):
@@ -228,8 +228,8 @@ class LazyOnOne(Defense):
     owns = frozenset({"gradient"})
 
     def gradient(self, loss, variables, x, y, draw):  # type: ignore[no-untyped-def]
-        found = super().gradient(loss, variables, x, y, draw)
-        return {n: 0 * g for n, g in found.items()} if len(x) == 1 else found
+        gradients = super().gradient(loss, variables, x, y, draw)
+        return {n: 0 * g for n, g in gradients.items()} if len(x) == 1 else gradients
 
 
 class OtherSamples(Defense):
@@ -410,10 +410,10 @@ class OneLostPart(Defense):
     owns = frozenset({"aggregate"})
 
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
-        found = mean_over_present(server, messages)
+        state = mean_over_present(server, messages)
         whole = len({m.sender for m in messages}) > 2
-        first = next(iter(found))
-        return {n: v * torch.nan if whole and n == first else v for n, v in found.items()}
+        first = next(iter(state))
+        return {n: v * torch.nan if whole and n == first else v for n, v in state.items()}
 
 
 def test_an_aggregate_of_which_a_part_is_not_finite_is_read_without_it(digits: Dataset) -> None:

@@ -221,9 +221,9 @@ def test_stacked_mechanisms_are_left_to_the_checks_of_each(registry: Registry) -
     with pytest.raises(ValueError, match="setting"):
         check(registry, "defense", "none+spm", settings)
     settings = {"gaussian.noise_multiplier": 0.1, "gaussian.clip_norm": 1.0, "spm.epsilon": 1.0}
-    found = check(registry, "defense", "gaussian+spm", settings)
-    assert not failures(found)
-    stacked = [f for f in found.findings if "one after another" in f.reason]
+    conformance = check(registry, "defense", "gaussian+spm", settings)
+    assert not failures(conformance)
+    stacked = [f for f in conformance.findings if "one after another" in f.reason]
     assert [f.status for f in stacked] == ["skipped"] * 3
 
 
@@ -353,8 +353,8 @@ def test_global_generators_are_left_as_they_were(registry: Registry) -> None:
 
 
 def test_a_fast_check_runs_on_one_round_and_says_what_it_left_out() -> None:
-    found = check(discover(), "attack", "prior_only", {}, fast=True).findings
-    ran = [f for f in found if f.name.startswith("runs on ")]
+    findings = check(discover(), "attack", "prior_only", {}, fast=True).findings
+    ran = [f for f in findings if f.name.startswith("runs on ")]
     assert [f.status for f in ran] == ["passed"] + ["skipped"] * (len(ran) - 1)
     assert {f.reason for f in ran[1:]} == {"left out by --fast"}
 
@@ -401,13 +401,13 @@ def test_a_plugin_that_loops_is_stopped_and_its_line_is_named(tmp_path: Path) ->
     path = tmp_path / "loops.py"
     path.write_text(HEAD + LOOPS)
     begin = path.read_text().split("\n").index("        while True:") + 1
-    (found,) = check_in_process(str(path), {}, fast=True, timeout_s=15)
-    assert (found.kind, found.name) == ("defense", "loops")
-    wrong = failures(found)
+    (conformance,) = check_in_process(str(path), {}, fast=True, timeout_s=15)
+    assert (conformance.kind, conformance.name) == ("defense", "loops")
+    wrong = failures(conformance)
     assert wrong.keys() == {"ends"}
     reason = "the check 'first rounds' did not end within 15 s: it was at loops.py, line"
     assert wrong["ends"].reason in {f"{reason} {n}, in upload." for n in (begin, begin + 1)}
-    assert {f.name for f in found.findings if f.status == "passed"} >= {"docstring", "roles"}
+    assert {f.name for f in conformance.findings if f.status == "passed"} >= {"docstring", "roles"}
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ sys.stdout.close(); sys.stdout = None; sys.stderr = None
 
 
 def attack(name: str, what: str) -> str:
-    body = "\n        ".join(["found = answer(seen, ctx)", *what.split("\n"), "return found"])
+    body = "\n        ".join(["guess = answer(seen, ctx)", *what.split("\n"), "return guess"])
     head = f'\nclass {name}(Attack):\n    """Misbehaves."""\n    def run(self, seen, ctx):\n'
     return f"{head}        {body}\n"
 
@@ -115,8 +115,8 @@ def plugins(tmp_path: Path) -> tuple[Path, ...]:
 
 
 def records(store: Store) -> dict[str, Any]:
-    found = [json.loads(p.read_text()) for p in store.folder.glob("records/attack/*.json")]
-    return {r["inputs"]["attack"]: timeless(r) for r in found}
+    attacks = [json.loads(p.read_text()) for p in store.folder.glob("records/attack/*.json")]
+    return {r["inputs"]["attack"]: timeless(r) for r in attacks}
 
 
 @pytest.mark.parametrize(

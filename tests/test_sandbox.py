@@ -107,9 +107,9 @@ class OwnsBatch(Defense):
 def test_a_role_is_its_owners_wherever_it_stands() -> None:
     client = client_alone(generator(0))
     for members in ({"a": OwnsBatch(), "b": Adds(1)}, {"b": Adds(1), "a": OwnsBatch()}):
-        found = Composed(members).batch(client, 2)
-        assert found is not None
-        assert found.tolist() == [0, 1]
+        batch = Composed(members).batch(client, 2)
+        assert batch is not None
+        assert batch.tolist() == [0, 1]
     assert Composed({"b": Adds(1)}).batch(client, 2) is None
 
 
@@ -135,16 +135,16 @@ HERE = next(
     "error", [TypeError("no"), AttributeError("no"), LookupError("no"), KeyError("no")]
 )
 def test_a_bug_in_a_hook_ends_an_audit_with_hook_file_and_line(error: Exception) -> None:
-    with pytest.raises(HookError, match=f"upload raised {type(error).__name__}") as found:
+    with pytest.raises(HookError, match=f"upload raised {type(error).__name__}") as caught:
         audit(Fails(error), draws=100)
-    assert found.value.hook == "upload"
-    assert found.value.place == f"{Path(__file__).name}, line {HERE}"
+    assert caught.value.hook == "upload"
+    assert caught.value.place == f"{Path(__file__).name}, line {HERE}"
 
 
 def test_a_bug_in_a_member_of_a_composed_defense_is_found_as_well() -> None:
-    with pytest.raises(HookError, match="upload raised TypeError") as found:
+    with pytest.raises(HookError, match="upload raised TypeError") as caught:
         audit(Composed({"none": Defense(), "fails": Fails(TypeError("no"))}), draws=100)
-    assert found.value.place == f"{Path(__file__).name}, line {HERE}"
+    assert caught.value.place == f"{Path(__file__).name}, line {HERE}"
 
 
 @pytest.mark.parametrize("hook", ["smashed", "labels", "claim", "guarantee", "hear", "aggregate"])
@@ -169,8 +169,8 @@ class TakesFour(Defense):
 
 
 def test_smashed_data_that_a_hook_refuses_by_a_value_error_is_given_in_another_shape() -> None:
-    found = audit(TakesFour(), draws=100)
-    assert "smashed data" in {pair.pair for pair in found.pairs}
+    audited = audit(TakesFour(), draws=100)
+    assert "smashed data" in {pair.pair for pair in audited.pairs}
 
 
 class SendsNothing(Defense):
@@ -235,9 +235,9 @@ def test_an_upload_alone_is_what_one_step_of_rate_1_would_send() -> None:
 
 def test_a_training_records_a_failed_audit_with_its_reason_and_goes_on() -> None:
     job: Any = SimpleNamespace(audit=100, seed=0)
-    found = _audit(Fails(KeyError("no")), job)
-    assert isinstance(found, AuditFailure)
-    assert found.reason == f"upload raised KeyError: 'no' ({Path(__file__).name}, line {HERE})"
+    failure = _audit(Fails(KeyError("no")), job)
+    assert isinstance(failure, AuditFailure)
+    assert failure.reason == f"upload raised KeyError: 'no' ({Path(__file__).name}, line {HERE})"
 
 
 class SendsNaN(Defense):
