@@ -17,6 +17,7 @@ from bench.report.text import cells
 from bench.report.verdicts import at_chance, flags_of
 from tests import made_rows as made_up
 from tests.board import board
+from tests.broken_plugins import DEADLY
 from tests.conftest import Run
 from tests.made_records import trained
 
@@ -70,7 +71,7 @@ class Explodes(Defense):
 @pytest.fixture
 def bad(tmp_path: Path) -> tuple[Path, ...]:
     path = tmp_path / "bad_plugins.py"
-    path.write_text(BAD)
+    path.write_text(BAD + DEADLY)
     return (path,)
 
 
@@ -152,6 +153,26 @@ def test_a_defense_that_raises_fails_its_training_and_nothing_else(
     assert rows["refuses"]["flags"] == [failed, nothing]
     assert nothing in rows["none"]["flags"]
     assert not any(mark for r in rows.values() for mark in r["marks"].values())
+
+
+@pytest.mark.slow
+def test_a_dying_worker_and_a_hanging_cell_end_alone(
+    run: Run, tiny: Callable[..., Path], bad: tuple[Path, ...]
+) -> None:
+    suite = tiny(
+        append='\n[[attacks]]\nname = "dies"\n\n[[attacks]]\nname = "sleeps"\n',
+        **{"budget = 5": "budget = 5\ntimeout_s = 40"},
+    )
+    only = {"defense": "none", "checkpoint": "init"}
+    store, report = run(suite, plugins=bad, only=only, workers=2)
+    reasons = {label.split()[-3]: reason for label, reason in report.failures}
+    assert reasons == {
+        "dies": "failed: the worker process was killed by signal 9",
+        "sleeps": "timeout: over the limit of 40 s",
+    }
+    row = board(store.folder)[0]
+    assert row["attacks"]["ilrg"]["status"] == "done"
+    assert row["attacks"]["sleeps"]["status"] == "timeout"
 
 
 @pytest.mark.slow

@@ -34,7 +34,6 @@ from bench.report.files import Files
 from bench.report.overview import overview
 from bench.seeding import numpy_generator
 from tests import runs
-from tests.broken_plugins import DEADLY
 from tests.conftest import Run
 from tests.runs import contents, planned
 from tests.small_folders import SUITE, call, said
@@ -79,7 +78,7 @@ def made(plan: Plan, keys: runner.Keys, place: Store, **settings: Any) -> runner
 @pytest.fixture
 def leaky(tmp_path: Path) -> tuple[Path, ...]:
     path = tmp_path / "leaky.py"
-    path.write_text(LEAKY + DEADLY)
+    path.write_text(LEAKY)
     return (path,)
 
 
@@ -87,13 +86,12 @@ def leaky(tmp_path: Path) -> tuple[Path, ...]:
 
 
 @pytest.mark.slow
-def test_plugins_that_leak_crash_die_or_hang_end_alone(
+def test_a_leaking_and_a_crashing_plugin_end_alone(
     tiny: Callable[..., Path], leaky: tuple[Path, ...], tmp_path: Path
 ) -> None:
     """`keeps` runs twice and would be over the limit in one process: it gets a fresh one."""
-    names = ("keeps", "leaks", "segfaults", "dies", "sleeps")
-    attacks = "".join(f'\n[[attacks]]\nname = "{n}"\n' for n in names)
-    suite = tiny(append=attacks, **{"budget = 5": "budget = 5\ntimeout_s = 40"})
+    names = ("keeps", "leaks", "segfaults")
+    suite = tiny(append="".join(f'\n[[attacks]]\nname = "{n}"\n' for n in names))
     plan, keys = planned(suite, leaky, defense="none", attack=[*names, "ilrg"])
     place = Store(tmp_path / "out")
     report = made(plan, keys, place, workers=1, memory=2.2)
@@ -101,13 +99,10 @@ def test_plugins_that_leak_crash_die_or_hang_end_alone(
     assert reasons == {
         "leaks": "failed: over the memory limit of 2.2 GB for one worker",
         "segfaults": "failed: the worker process was killed by signal 11",
-        "dies": "failed: the worker process was killed by signal 9",
-        "sleeps": "timeout: over the limit of 40 s",
     }
     records = [json.loads(p.read_text()) for p in place.folder.glob("records/attack/*.json")]
     kept = [r for r in records if r["inputs"]["attack"] == "keeps"]
     assert [r["status"] for r in kept] == ["done", "done"]
-    assert {r["status"] for r in records if r["inputs"]["attack"] == "ilrg"} == {"done"}
     assert all(1e9 < r["memory"]["host"] < 2.2e9 for r in kept)
 
 
