@@ -27,8 +27,9 @@ def rows(x: torch.Tensor) -> set[bytes]:
 
 
 @pytest.mark.parametrize("name", ["digits", "photos", "lfw_subset", "breast_cancer"])
-def test_embedded_sets_load_with_disjoint_parts(name: str) -> None:
-    data = load_dataset(name, seed=0)
+def test_embedded_sets_load_with_disjoint_parts(name: str, request: pytest.FixtureRequest) -> None:
+    once_loaded = name in ("digits", "photos")
+    data = request.getfixturevalue(name) if once_loaded else load_dataset(name, seed=0)
     parts = [rows(x) for x in (data.train_x, data.test_x, data.aux_x)]
     for i in range(3):
         for j in range(i):

@@ -326,7 +326,6 @@ def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> Non
         pytest.param(
             "Attentive", [], 0, ["6 of 15; all by the general way"], marks=pytest.mark.slow
         ),
-        ("Rounded", [], 1, ["not for several clients at once"]),
         ("Residual", ["--dataset", "breast_cancer", "--set", "in_channels=3"], 1,
          ["cannot take samples of shape [30]"]),
     ],
@@ -340,9 +339,16 @@ def test_check_tells_of_a_model_what_it_can_and_cannot(
     assert all(one in text for one in told), text
 
 
+def test_check_reports_a_model_that_clients_cannot_run_together() -> None:
+    (conformance,) = check_plugins(f"{FILE}:Rounded", {})
+    assert not conformance.passed
+    reasons = " ".join(finding.reason for finding in conformance.findings)
+    assert "not for several clients at once" in reasons
+
+
 def test_a_data_set_is_for_checking_models_alone() -> None:
-    found = CliRunner().invoke(app, ["check", "none", "--dataset", "digits"])
-    assert found.exit_code == 2
+    with pytest.raises(UserError, match="--dataset is for models; 'none' is a defense"):
+        list(check_plugins("none", {}, dataset="digits"))
 
 
 def test_check_notices_cuts_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

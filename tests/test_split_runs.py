@@ -106,8 +106,8 @@ def test_bad_split_settings_get_one_sentence(
 def test_patches_that_do_not_divide_the_map_fail_with_a_sentence(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    path = Path(split(tiny))
-    path.write_text(path.read_text().replace("patches = 16", "patches = 9"))
-    code, shown = leakbench("run", str(path), "--out", str(tmp_path / "out"), "--jobs", "0")
+    others = '[[defenses]]\nname = "none"\n'
+    suite = split(tiny, **{"patches = 16": "patches = 9", others: ""})
+    code, shown = leakbench("run", suite, "--out", str(tmp_path / "out"), "--jobs", "0")
     assert code == 1, shown
     assert "patches must be a square number whose root divides" in shown
