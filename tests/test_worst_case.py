@@ -43,8 +43,8 @@ def similarity(answer: Reconstruction, truth: Truth) -> float:
 
 
 def trained(digits: Dataset, network: Network, defense: Defense) -> tuple[Seen, Truth]:
-    """One observed step of clients of a network that has learnt the public samples."""
-    federation = federation_of(digits, network, defense, clients=8)
+    """One observed step of four clients of a network that has learnt the public samples."""
+    federation = federation_of(digits, network, defense, clients=4)
     weights = {n: v.clone().requires_grad_() for n, v in federation.state.items()}
     rng = torch.Generator().manual_seed(0)
     for _ in range(150):
@@ -56,7 +56,7 @@ def trained(digits: Dataset, network: Network, defense: Defense) -> tuple[Seen, 
         ):
             value.data -= 0.3 * slope
     federation.state = {n: v.detach() for n, v in weights.items()}
-    settings = ProtocolSettings(name="fedavg", clients=8, local_steps=1, lr=0.5)
+    settings = ProtocolSettings(name="fedavg", clients=4, local_steps=1, lr=0.5)
     return observed_round(federation, digits, settings, name="final")
 
 
@@ -114,6 +114,7 @@ def test_the_sum_of_the_encrypted_zone_opens_the_images(
     shielded: tuple[Seen, Truth, Context],
 ) -> None:
     seen, truth, ctx = shielded
+    ctx = replace(ctx, budget=100)
     alone = IDLG().run(replace(seen, after=None), ctx)
     together = IDLG().run(seen, ctx)
     assert similarity(together, truth) > max(0.9, 0.1 + similarity(alone, truth))
@@ -319,6 +320,6 @@ def test_of_all_images_that_later_layers_may_have_seen_the_likeliest_is_taken(
     """Of a narrow network the upper half is sent, exactly: fewer numbers reach it than pixels."""
     network = network_for(digits, "lenet", init=0.25)
     defense = LGFedAvg(keep=0.5)
-    seen, truth = seen_under(digits, network, defense)
+    seen, truth = seen_under(digits, network, defense, clients=3)
     answer = IDLG().run(seen, context_for(digits, network, defense))
     assert similarity(answer, truth) > 0.995
