@@ -23,7 +23,7 @@ import bench
 from attacks.engine.clients import ObservedTraining, Simulated
 from bench.capturing.attacking import attack_view, choose_answers, leak_of, read_views
 from bench.capturing.opacus import noised_by
-from bench.capturing.recording import Noised
+from bench.capturing.recording import Capture, Noised
 from bench.cli import app
 from bench.contract.events import Gaussian
 from bench.data.dataset import Dataset
@@ -59,6 +59,15 @@ def private(digits: Dataset) -> tuple[Tensor, Tensor]:
 
 
 Samples = tuple[Tensor, Tensor]
+
+
+def save_gradient(net: Any, samples: Samples, place: Path, **how: Any) -> Capture:
+    """Capture the gradient of a network's loss on samples into the files of a view."""
+    client = bench.capture(net, **how)
+    cross_entropy(net(samples[0]), samples[1]).backward()
+    client.gradient(*samples)
+    client.save(place)
+    return client
 
 
 def test_a_gradient_is_captured_with_the_state_before_it(
@@ -119,10 +128,7 @@ def test_running_statistics_are_what_evaluation_normalises_by(
     net, (x, y) = residual(), private
     net.train()(public[0][:64])
     net.eval()
-    client = bench.capture(net, public=public, named=NAMED)
-    cross_entropy(net(x), y).backward()
-    client.gradient(x, y)
-    client.save(tmp_path / "seen")
+    client = save_gradient(net, (x, y), tmp_path / "seen", public=public, named=NAMED)
     seen = load_seen(tmp_path / "seen")
     logits = client.network.apply(seen.before, x, mode="eval", buffers=seen.buffers)
     assert torch.allclose(logits, net(x), atol=1e-5)
@@ -133,11 +139,8 @@ def test_an_attack_rebuilds_the_samples_of_a_loop_that_is_not_ours(
 ) -> None:
     """Standardised samples too: what is rebuilt are the pixels."""
     net, (x, y) = flat(), private
-    scaled = (x[:1] - 0.3) / 0.4
-    client = bench.capture(net, public=((public[0] - 0.3) / 0.4, public[1]), mean=0.3, std=0.4)
-    cross_entropy(net(scaled), y[:1]).backward()
-    client.gradient(scaled, y[:1])
-    client.save(tmp_path / "seen")
+    scaled, known = (x[:1] - 0.3) / 0.4, ((public[0] - 0.3) / 0.4, public[1])
+    save_gradient(net, (scaled, y[:1]), tmp_path / "seen", public=known, mean=0.3, std=0.4)
     analytic, floor = bench.attack(tmp_path / "seen", "analytic", model=net), None
     assert analytic[0].means()["ssim"] > 0.99
     assert leak_of(analytic[0]) > 0.99  # type: ignore[operator]
@@ -153,10 +156,8 @@ def test_clients_that_began_alike_are_attacked_together(
     x, y = private
     for number in range(3):
         net = flat(seed=number // 2)  # the third began elsewhere
-        client = bench.capture(net, public=public, client=f"client-{number}")
-        cross_entropy(net(x[[number]]), y[[number]]).backward()
-        client.gradient(x[[number]], y[[number]])
-        client.save(tmp_path / f"seen-{number}")
+        own, place = (x[[number]], y[[number]]), tmp_path / f"seen-{number}"
+        save_gradient(net, own, place, public=public, client=f"client-{number}")
     files = [tmp_path / f"seen-{number}" for number in range(3)]
     # A handed model is named after its numbers, so the first two are of one name.
     views = read_views(files)
@@ -220,10 +221,7 @@ def test_the_command_shows_scores_choice_and_epsilon(
     noised: tuple[Path, Any, Any], public: Samples, private: Samples, tmp_path: Path
 ) -> None:
     net, (x, y) = residual(), private
-    client = bench.capture(net, public=public, named=NAMED)
-    cross_entropy(net(x[:2]), y[:2]).backward()
-    client.gradient(x[:2], y[:2])
-    client.save(tmp_path / "seen")
+    save_gradient(net, (x[:2], y[:2]), tmp_path / "seen", public=public, named=NAMED)
     asked = ["attack", str(tmp_path / "seen"), "--attack", "ilrg", "--attack", "split_label"]
     out = ["--out", str(tmp_path / "made")]
     shown = CliRunner().invoke(app, [*asked, *out])
@@ -360,10 +358,10 @@ def test_a_training_that_attacks_do_not_simulate_is_warned_of(
     client.save(tmp_path / "seen")
     (made,) = bench.attack(tmp_path / "seen", "prior_only", model=flat())
     assert (made.unexplained is None) == (leak_of(made) is not None) == (cause is None)
-    shown = CliRunner().invoke(
-        app, ["attack", str(tmp_path / "seen"), "--attack", "prior_only", "--model", f"{FILE}:flat"]
-    )
-    assert ("not attacked" in shown.output) == (cause is not None), shown.output
+    if name in ("plain", "momentum", "nothing"):  # the command says what the API returns
+        asked = ["attack", str(tmp_path / "seen"), "--attack", "prior_only"]
+        shown = CliRunner().invoke(app, [*asked, "--model", f"{FILE}:flat"])
+        assert ("not attacked" in shown.output) == (cause is not None), shown.output
 
 
 def test_noise_and_clips_that_are_told_are_no_other_training(
@@ -385,10 +383,7 @@ def test_another_network_at_the_attack_does_not_explain_what_was_seen(
 ) -> None:
     net, (x, y) = flat(), private
     net[1].requires_grad_(False)  # what is frozen is in the view
-    client = bench.capture(net, public=public)
-    cross_entropy(net(x[:1]), y[:1]).backward()
-    client.gradient(x[:1], y[:1])
-    client.save(tmp_path / "seen")
+    save_gradient(net, (x[:1], y[:1]), tmp_path / "seen", public=public)
     for act, frozen, explained in ((nn.Sigmoid(), 1.0, True), (nn.ReLU(), 1.0, False)):
         other = nn.Sequential(nn.Flatten(), nn.Linear(256, 32), act, nn.Linear(32, 10))
         other[1].requires_grad_(False).weight *= frozen
@@ -400,10 +395,7 @@ def test_a_view_whose_buffers_are_of_another_network_is_refused(
     public: Samples, private: Samples, tmp_path: Path
 ) -> None:
     net, (x, y) = residual(), private
-    client = bench.capture(net, public=public, named=NAMED)
-    cross_entropy(net(x), y).backward()
-    client.gradient(x, y)
-    client.save(tmp_path / "seen")
+    save_gradient(net, (x, y), tmp_path / "seen", public=public, named=NAMED)
     (view,) = read_views([tmp_path / "seen"])
     name = next(n for n in view.seen.buffers if n.endswith(".mean"))
     buffers = {**view.seen.buffers, name: torch.zeros(3)}
@@ -416,10 +408,8 @@ def test_an_attack_that_fails_ends_alone(
     public: Samples, private: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, (x, y) = flat(), private
-    client = bench.capture(net, public=public, named=f"{FILE}:flat", classes=10)
-    cross_entropy(net(x[:1]), y[:1]).backward()
-    client.gradient(x[:1], y[:1])
-    client.save(tmp_path / "seen")
+    named = f"{FILE}:flat"
+    save_gradient(net, (x[:1], y[:1]), tmp_path / "seen", public=public, named=named, classes=10)
 
     def broken(*_: Any) -> None:
         raise RuntimeError("out of order")
@@ -440,10 +430,8 @@ def test_few_public_samples_suffice_and_constant_ones(
     few: int, scale: float, public: Samples, private: Samples, tmp_path: Path
 ) -> None:
     net, (x, y) = flat(), private
-    client = bench.capture(net, public=(scale * public[0][:few], public[1][:few]), classes=10)
-    cross_entropy(net(x[:1]), y[:1]).backward()
-    client.gradient(x[:1], y[:1])
-    client.save(tmp_path / "seen")
+    known = scale * public[0][:few], public[1][:few]
+    save_gradient(net, (x[:1], y[:1]), tmp_path / "seen", public=known, classes=10)
     made = bench.attack(tmp_path / "seen", "idlg", "ilrg", model=net, budget=60)
     assert [one.reason for one in made] == [None, None]
 
@@ -453,10 +441,7 @@ def test_wrapped_models_are_captured_as_what_they_wrap(
     wrap: Any, public: Samples, private: Samples, tmp_path: Path
 ) -> None:
     net, (x, y) = wrap(flat()), private
-    client = bench.capture(net, public=public)
-    cross_entropy(net(x[:1]), y[:1]).backward()
-    client.gradient(x[:1], y[:1])
-    client.save(tmp_path / "seen")
+    save_gradient(net, (x[:1], y[:1]), tmp_path / "seen", public=public)
     (made,) = bench.attack(tmp_path / "seen", "analytic", model=flat())
     assert made.means()["ssim"] > 0.99
 
@@ -492,10 +477,7 @@ def test_a_frozen_layer_made_anew_is_captured_as_the_model_has_it(
 ) -> None:
     torch.manual_seed(1)
     net, (x, y) = strangers.Attentive(classes=10, in_channels=1), private
-    client = bench.capture(net, public=public, named=f"{FILE}:Attentive")
-    cross_entropy(net(x[:1]), y[:1]).backward()
-    client.gradient(x[:1], y[:1])
-    client.save(tmp_path / "seen")
+    save_gradient(net, (x[:1], y[:1]), tmp_path / "seen", public=public, named=f"{FILE}:Attentive")
     (made,) = bench.attack(tmp_path / "seen", "prior_only")
     assert made.unexplained is None
 
