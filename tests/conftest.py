@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
+from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 
 # The same inputs every time, however busy the machine is; `--hypothesis-profile=default` draws
@@ -206,6 +208,16 @@ def context_for(
         defense=defense,
         shadow=no_shadow,
     )
+
+
+def rehearsing_context(
+    dataset: Dataset, network: Network, defense: Defense, seen: Seen, *, budget: int = 200
+) -> Context:
+    """A context whose shadow plays the observed round on public data."""
+    plain = context_for(dataset, network, defense, budget=budget)
+    rng = generator(0, "shadow")
+    shadow = Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=plain.device)
+    return replace(plain, shadow=shadow)
 
 
 TINY = """

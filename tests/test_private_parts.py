@@ -24,14 +24,13 @@ from bench.models import Network
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
-from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
-from bench.toolkit.images import ssim
 from defenses.lg_fedavg import LGFedAvg
 from defenses.pm_sfl import PMSFL
 from defenses.standalone import Standalone
-from tests.conftest import context_for, federation_of, network_for, observed_round
+from tests.conftest import federation_of, network_for, observed_round, rehearsing_context
 from tests.matchers import evidence_for
+from tests.test_releases import similarity
 
 CUT = "block1"
 
@@ -53,23 +52,6 @@ def trained(
     return observed_round(federation, digits, settings, name="final", batch=batch)
 
 
-def context(digits: Dataset, network: Network, defense: Defense, seen: Seen) -> Context:
-    plain = context_for(digits, network, defense)
-    return replace(
-        plain,
-        shadow=Rehearsals(
-            seen=seen, network=network, defense=defense, rng=generator(0, "shadow"),
-            device=plain.device,
-        ),
-    )  # fmt: skip
-
-
-def similarity(attack: Attack, seen: Seen, ctx: Context, truth: Truth) -> float:
-    answer = attack.run(seen, ctx)
-    assert answer.images is not None
-    return float(ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1)).mean())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     seen: Seen
@@ -83,7 +65,7 @@ def alone(digits: Dataset) -> Case:
     """Clients that trained alone until the network works, two samples each."""
     network, defense = network_for(digits), Standalone()
     seen, truth = trained(digits, network, defense, rounds=30, batch=2)
-    ctx = context(digits, network, defense, seen)
+    ctx = rehearsing_context(digits, network, defense, seen)
     return Case(seen=seen, truth=truth, ctx=ctx, estimated=estimate(seen, ctx))
 
 
@@ -159,7 +141,7 @@ def test_nothing_changes_where_nothing_has_drifted(
     monkeypatch.setattr(Drift, "surrogate", refused)
     network = network_for(digits)
     seen, _ = trained(digits, network, defense, rounds=rounds)
-    assert estimate(seen, context(digits, network, defense, seen)) is parse_view(seen)[0]
+    assert estimate(seen, rehearsing_context(digits, network, defense, seen)) is parse_view(seen)[0]
 
 
 def test_stages_that_have_not_drifted_are_taken_as_broadcast(digits: Dataset) -> None:
@@ -167,7 +149,7 @@ def test_stages_that_have_not_drifted_are_taken_as_broadcast(digits: Dataset) ->
     network, defense = network_for(digits), Standalone()
     seen, _ = trained(digits, network, defense, rounds=0)
     late = replace(seen, messages=tuple(replace(m, round=5) for m in seen.messages))
-    assert estimate(late, context(digits, network, defense, seen)) is parse_view(late)[0]
+    assert estimate(late, rehearsing_context(digits, network, defense, seen)) is parse_view(late)[0]
 
 
 def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
@@ -180,7 +162,7 @@ def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
     assert 0.1 < float(kept[name].double().mean()) < 0.9
     _, present = seen.stack("weights", seen.clients)
     assert torch.equal(kept[name], ~present[name])
-    ctx = context(digits, network, defense, seen)
+    ctx = rehearsing_context(digits, network, defense, seen)
     view = split_view(parse(seen), dtype=torch.float64, device=ctx.device)
     assert view is not None
     drift = Drift(parse(seen), ctx, view)
@@ -197,7 +179,7 @@ def test_an_upload_that_withholds_the_first_stages_does_not_silence_the_smashed_
     """Its square, 0, was the unit of the smashed data's distance: 0.5 in place of 1.0."""
     network, defense = network_for(digits), LGFedAvg()
     seen, truth = trained(digits, network, defense, rounds=0)
-    ctx = context(digits, network, defense, seen)
+    ctx = rehearsing_context(digits, network, defense, seen)
     assert similarity(DLG(restarts=0), seen, ctx, truth) > 0.95
     assert evidence_for(seen, ctx).uploads is None
 
@@ -213,7 +195,7 @@ def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset
         for m in seen.messages
     ]
     seen = replace(seen, messages=tuple(messages))
-    ctx = context(digits, network, Defense(), seen)
+    ctx = rehearsing_context(digits, network, Defense(), seen)
     evidence = evidence_for(seen, ctx)
     assert evidence.uploads is not None
     assert evidence.view is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
-from bench.sandbox.rehearsal import Rehearsals
-from bench.seeding import generator
 from bench.toolkit.images import ssim
 from defenses.depthfl import DepthFL
 from defenses.dp_cutmix import DPCutMix
@@ -42,7 +41,7 @@ from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
-from tests.conftest import context_for, federation_of, network_for
+from tests.conftest import context_for, federation_of, network_for, rehearsing_context
 from tests.matchers import matcher_for
 
 SPLIT: Mapping[str, Any] = {"cut": "block1", "labels": "shared"}
@@ -99,12 +98,7 @@ def at_init(
     return released(federation, data, protocol, count, **threat)
 
 
-def context(data: Dataset, network: Network, defense: Defense, seen: Seen) -> Context:
-    ctx = context_for(data, network, defense, budget=100)
-    shadow = Rehearsals(
-        seen=seen, network=network, defense=defense, rng=generator(0, "shadow"), device=ctx.device
-    )
-    return replace(ctx, shadow=shadow)
+context = partial(rehearsing_context, budget=100)
 
 
 def similarity(attack: Attack, seen: Seen, ctx: Context, truth: Truth) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,14 +22,13 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.observe import Truth
-from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.images import ssim
 from defenses.dp_cutmix import DPCutMix
 from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, rehearsing_context, seen_under
 from tests.matchers import evidence_for
 
 
@@ -45,15 +43,7 @@ def split_under(
 
 
 def context(digits: Dataset, network: Network, seen: Seen, *, budget: int = 200) -> Context:
-    """With a shadow."""
-    rng = generator(0, "shadow")
-    plain = context_for(digits, network, Defense(), budget=budget)
-    return replace(
-        plain,
-        shadow=Rehearsals(
-            seen=seen, network=network, defense=Defense(), rng=rng, device=plain.device
-        ),
-    )
+    return rehearsing_context(digits, network, Defense(), seen, budget=budget)
 
 
 @pytest.mark.parametrize("model", ["lenet", "cnn_selective_shield"])
