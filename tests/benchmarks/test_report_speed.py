@@ -2,8 +2,8 @@
 
     uv run pytest tests/benchmarks/test_report_speed.py --benchmark-only -s
 
-Rows are drawn by a seeded generator: 20 tables of 100 settings, or one of 2,000, eight attacks
-each with every metric, notes and flags. Opening is measured in headless Chromium, from the
+Rows are those of a drawn folder (drawn_folder.py) of one seed: 20 tables of 100 settings, or two
+of 1,000. Opening is measured in headless Chromium, from the
 navigation to the first frame after `load` (skipped without a browser), and as the CPU time of
 its renderer, which a neighbour's load does not stretch; scrolling as the longest
 gap between two frames while the page moves by a screen per frame from top to bottom. Printed, not
@@ -17,62 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.metrics.intervals import Interval
-from bench.records import Convergence, FlagCode, LedgerWords
-from bench.report import html, pictures
+from bench.report import html, leaderboard, pictures
 from bench.report.text import to_leaderboard_json
-from bench.seeding import numpy_generator
-from tests.made_rows import attack, flag, row, run_of, worst
+from tests.benchmarks.drawn_folder import Extent, write
+from tests.made_rows import run_of
 
 ROWS = 2000
-ATTACKS = ("dlg", "idlg", "inverting_gradients", "analytic", "ridge", "decoder", "ilrg", "prior")
-METRICS = ("mse", "psnr", "success", "leacc", "lnacc", "irec", "label_accuracy")
-DEFENSES = ("gaussian", "spm", "ms_pafl", "selective_shield", "dp_sgd", "fedml_he", "pm_sfl",
-            "dp_cutmix", "duchi", "none")  # fmt: skip
-
-
-def drawn(rng: np.random.Generator) -> Interval:
-    lo, mean, hi = sorted(rng.random(3).tolist())
-    return Interval(mean=mean, lo=lo, hi=hi)
-
-
-def drawn_row(rng: np.random.Generator, table: int, rank: int) -> Any:
-    attacks = {}
-    for name in ATTACKS:
-        if rng.random() < 0.1:
-            attacks[name] = attack(None)
-            continue
-        attacks[name] = attack(
-            rng.random(), seconds=rng.random(),
-            notes=(f"held-out loss {rng.random():.3f} of ridge",),
-            convergence=Convergence(gain=rng.random() / 10, budget=200, converged=False),
-            floor=dict.fromkeys(("ssim", *METRICS), 0.2 + table / 100),
-            **{m: drawn(rng) for m in METRICS},
-        )  # fmt: skip
-    done = [n for n, e in attacks.items() if e.scores]
-    found = worst(drawn(rng), attack_=done[0]) if done else None
-    return row(
-        DEFENSES[int(rng.integers(len(DEFENSES)))],
-        dataset=f"dataset_{table}", attacks=attacks, worst=found, accuracy=drawn(rng),
-        personal_accuracy=drawn(rng), personalised=True, unit="client",
-        settings={"noise_multiplier": rng.random(), "clip_norm": 5.0, "rank": rank},
-        eps_claimed=float(10 ** rng.uniform(-1, 5)), bytes_up=1e6 * rng.random(),
-        eps_record=float("inf") if rng.random() < 0.5 else float(10 ** rng.uniform(0, 5)),
-        flags=(flag(FlagCode.CLAIMED_NOT_PROVEN), flag(FlagCode.CLAIM_UNIT, "client"),
-               flag(FlagCode.CUT_SHORT, "dlg", gain=rng.random())),
-        ledger=LedgerWords(
-            words=(f"The paper claims epsilon {rng.random():.4g} for one client.",
-                   "Nothing is proven.", "Neither number covers more."),
-            reasons=(f"Gaussian noise of std {rng.random():.4g} on an update.",)),
-    )  # fmt: skip
-
-
-def drawn_rows(count: int, per_table: int) -> list[Any]:
-    rng = numpy_generator(0, "report rows")
-    return [drawn_row(rng, i // per_table, i % per_table + 1) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +70,13 @@ def renderers(browser: Any) -> float:
     return sum(float(p["cpuTime"]) for p in processes if p["type"] == "renderer")
 
 
-@pytest.mark.parametrize("per_table", [100, ROWS])
+@pytest.mark.parametrize("per_table", [100, 1000])
 def test_report_of_two_thousand_rows(
     benchmark: Any, browser: Any, tmp_path: Path, per_table: int
 ) -> None:
-    rows = drawn_rows(ROWS, per_table)
+    extent = Extent(tasks=ROWS // 2 // per_table, settings=per_table, seeds=1)
+    write(tmp_path / "results", extent)
+    rows = leaderboard.load(tmp_path / "results")
     began = time.process_time()
     text = benchmark.pedantic(
         lambda: html.page(rows, run_of(), pictures.none("none were kept")), rounds=1
