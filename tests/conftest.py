@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -33,6 +34,8 @@ from bench.protocols.split import start_federation
 from bench.registry import Registry, discover
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
+
+Value = TypeVar("Value")
 
 # The same inputs every time, however busy the machine is; `--hypothesis-profile=default` draws
 # others, and `many` thousands.
@@ -257,6 +260,12 @@ name = "prior_only"
 """
 
 
+def require(value: Value | None) -> Value:
+    """Return a value that must be there."""
+    assert value is not None
+    return value
+
+
 def changed(text: str, changes: Mapping[str, str]) -> str:
     """Replace pieces of a text that must be there."""
     for old, new in changes.items():
@@ -321,14 +330,53 @@ def run(tmp_path: Path) -> Run:
     return go
 
 
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def tiny_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Fills a folder of that name the first time that any worker asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder_of(name: str, fill: Callable[[Path], object]) -> Path:
+        folder = shared / f"once-{name}"
+        folder.mkdir(exist_ok=True)
+        with (shared / f"once-{name}.lock").open("a+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if lock.tell() == 0:
+                fill(folder)
+                lock.write("filled")
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def tiny_made(made_once: MadeOnce) -> Path:
     """The finished run of the suite `TINY`, which no test changes."""
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "tiny.toml").write_text(TINY)
-    _, report = run_suite(folder / "tiny.toml", folder / "out")
-    assert report.failures == []
-    return folder / "out"
+
+    def fill(folder: Path) -> None:
+        (folder / "tiny.toml").write_text(TINY)
+        _, report = run_suite(folder / "tiny.toml", folder / "out")
+        assert report.failures == []
+
+    return made_once("tiny", fill) / "out"
+
+
+@pytest.fixture(scope="session")
+def committed_site(made_once: MadeOnce) -> Path:
+    """The site of some committed results, which lie beside it."""
+    from bench.report import site
+
+    committed = Path(__file__).parents[1] / "results"
+
+    def fill(folder: Path) -> None:
+        for name in ("quick", "curves", "as_trained_data"):
+            shutil.copytree(committed / name, folder / "results" / name)
+        site.write(folder / "results", folder / "site")
+
+    return made_once("site", fill) / "site"
 
 
 @pytest.fixture

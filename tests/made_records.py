@@ -7,7 +7,15 @@ from typing import Any
 
 from bench.contract.events import Facts
 from bench.privacy.ledger import Entry
-from bench.records import AttackInputs, AttackJob, AttackRecord, Observation, TrainJob, TrainRecord
+from bench.records import (
+    AttackInputs,
+    AttackJob,
+    AttackRecord,
+    AuditSummary,
+    Observation,
+    TrainJob,
+    TrainRecord,
+)
 
 VERSIONS = {"python": "3.11", "leakbench": "0.1.0", "torch": "2.0"}
 LEDGER = Entry(
@@ -67,6 +75,14 @@ def attacked(**changes: Any) -> AttackRecord:
         victims = len(next(iter(changes["values"].values()), []))
         changes = {"victims": victims, "floors": {"ssim": [0.2] * victims}} | changes
     return replace(ATTACKED, **changes)
+
+
+def audit(epsilon: float, claim: Any = "violated", proof: Any = "no proof") -> AuditSummary:
+    """An audit that found at least this much, and its verdicts."""
+    return AuditSummary(
+        draws=1000, confidence=0.95, eps_audited=epsilon, eps_at_least=True, verdict_claim=claim,
+        verdict_proof=proof,
+    )  # fmt: skip
 
 
 def trained_for(job: TrainJob, **changes: Any) -> TrainRecord:

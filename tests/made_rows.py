@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import tomllib
+from collections.abc import Iterable
 from typing import Any
+
+from rich.console import Console
 
 from bench import suite as suites
 from bench.metrics.intervals import Interval
@@ -112,6 +116,13 @@ def run_of(name: str = "toy", description: str = "A toy.", **more: Any) -> Run:
 
 def page(*rows: Any, run: Run | None = None, album: Any = None) -> str:
     return html.page(rows, run or run_of(), album or pictures.none("none were kept"))
+
+
+def printed(tables: Iterable[Any]) -> str:
+    """Return what a terminal of 80 columns shows of tables."""
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(*tables, sep="\n")
+    return console.export_text()
 
 
 def blocks(text: str, kind: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from bench.records import AuditSummary, FlagCode, Row
+from bench.records import FlagCode, Row
 from bench.report import terminal
 from bench.report.frames import overview as frame
 from bench.report.marks import with_marks
@@ -20,7 +18,9 @@ from bench.report.overview import COSTS, LOSSES, by_protocol, legend, overview
 from bench.report.tables import tables
 from bench.report.text import overview_to_latex
 from bench.report.verdicts import accuracy_drop
-from tests.made_rows import flag, interval, leaks, page, row
+from tests.conftest import require
+from tests.made_records import audit
+from tests.made_rows import flag, interval, leaks, page, printed, row
 
 SEEDS = (0, 1, 2)
 
@@ -163,15 +163,8 @@ def test_figures_have_the_digits_that_their_interval_supports() -> None:
 
 
 def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -> None:
-    audit = AuditSummary(
-        eps_audited=3.14,
-        eps_at_least=True,
-        draws=100,
-        confidence=0.95,
-        verdict_claim="violated",
-        verdict_proof="consistent",
-    )
-    one = setting("a", 0.3, 0.88, bytes_up=3600.0, client_seconds=0.1, eps_record=7.0, audit=audit)
+    costs_of_one = {"bytes_up": 3600.0, "client_seconds": 0.1, "eps_record": 7.0}
+    one = setting("a", 0.3, 0.88, audit=audit(3.14, proof="consistent"), **costs_of_one)
     other = setting("a", 0.3, 0.86, dataset="photos", eps_record=9.0)
     rows = (one, BARE, other, setting("none", 1.0, 0.9, dataset="photos"))
     assert costs(*rows)["a"] == {
@@ -184,8 +177,7 @@ def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -
 def test_where_no_common_model_is_uploaded_the_clients_own_networks_are_compared() -> None:
     own = setting("a", 0.3, 0.9, accuracies={}, personal_accuracies={0: 0.7, 1: 0.7})
     bare = setting("none", 1.0, 0.9, personal_accuracies={0: 0.8, 1: 0.9})
-    drop = accuracy_drop(own, bare)
-    assert drop is not None
+    drop = require(accuracy_drop(own, bare))
     assert drop.mean == pytest.approx(0.15)
     assert accuracy_drop(own, BARE) is None
 
@@ -251,9 +243,7 @@ def test_a_terminal_shows_all_tables_in_80_columns_and_cuts_no_word() -> None:
     names = [f"data{i:02}" for i in range(20)]
     made = [setting(d, 0.4, 0.9, dataset=n) for n in names for d in ("selective_shield", "none")]
     rows = ready(made)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*terminal.overview(by_protocol(rows)), sep="\n")
-    text = console.export_text()
+    text = printed(terminal.overview(by_protocol(rows)))
     assert all(n in text for n in names)
     assert "…" not in text
     assert text.count("selective_shield") >= 3
@@ -266,9 +256,7 @@ def test_a_terminal_has_a_table_each_with_setting_interval_drop_and_epsilon_in_w
         setting("spm", 0.6, 0.9, eps_record=12345.0),
         BARE,
     ]
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*terminal.overview(by_protocol(ready(rows))), sep="\n")
-    text = " ".join(console.export_text().split())
+    text = " ".join(printed(terminal.overview(by_protocol(ready(rows)))).split())
     assert "gaussian 0.2 [0.2, 0.4] * 2.0 [2.0, 2.0] 1× 1× meaningful 3.2" in text
     assert "clip=1, sigma=2" in text
     assert "vacuous 1e4" in text

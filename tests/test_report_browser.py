@@ -31,7 +31,6 @@ def chromium() -> str | None:
     return named or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-RESULTS = Path(__file__).parents[1] / "results"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -119,8 +118,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_columns_sort_as_numbers_inf_above_all_and_missing_last(browser: Any, report: Path) -> None:
-    visit = Visit(browser, report)
+@pytest.fixture
+def visit(browser: Any, report: Path) -> Iterator[Visit]:
+    """The made-up page, in which nothing may go wrong."""
+    opened = Visit(browser, report)
+    yield opened
+    opened.clean()
+
+
+def test_columns_sort_as_numbers_inf_above_all_and_missing_last(visit: Visit) -> None:
     heads = [c.head for c in boards.boards(toy_rows())[0].columns]
 
     def press(title: str) -> str | None:
@@ -143,13 +149,11 @@ def test_columns_sort_as_numbers_inf_above_all_and_missing_last(browser: Any, re
     press("defense")
     opened = visit.page.locator("#t1 tr.detail").evaluate("d => d.previousElementSibling.dataset.d")
     assert opened == "alpha"  # an opened row keeps its details
-    visit.clean()
 
 
 def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
-    browser: Any, report: Path
+    browser: Any, report: Path, visit: Visit
 ) -> None:
-    visit = Visit(browser, report)
     page = visit.page
     count = page.locator(".count")
     assert count.inner_text() == "5 rows in 2 tables"
@@ -170,7 +174,6 @@ def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
     page.fill("input[name=q]", "")
     page.check("input[name=useful]")
     assert visit.names() == ["beta", "alpha", "none"]
-    visit.clean()
     again = Visit(browser, report, "#" + link.split("#")[1])
     assert again.page.locator(".count").inner_text() == "1 of 5 rows, in 1 table"
     assert again.page.locator("select[name=defense]").input_value() == "alpha"
@@ -182,10 +185,7 @@ def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
     again.clean()
 
 
-def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(
-    browser: Any, report: Path
-) -> None:
-    visit = Visit(browser, report)
+def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(visit: Visit) -> None:
     page = visit.page
     button = page.locator("#t1 .open").nth(1)
     button.focus()
@@ -205,11 +205,9 @@ def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(
     detail.locator(".close").click()
     assert button.get_attribute("aria-expanded") == "false"
     assert button.evaluate("b => b === document.activeElement")
-    visit.clean()
 
 
-def test_pictures_are_drawn_when_opened_with_words_for_each(browser: Any, report: Path) -> None:
-    visit = Visit(browser, report)
+def test_pictures_are_drawn_when_opened_with_words_for_each(visit: Visit) -> None:
     page = visit.page
     assert page.locator("img:not(.plot)").count() == 0
     page.locator("#t1 .open").first.click()
@@ -236,13 +234,9 @@ def test_pictures_are_drawn_when_opened_with_words_for_each(browser: Any, report
     page.locator("#t1 .open").nth(3).click()
     page.locator("#t1 .pictures summary").last.click()
     page.locator("#t1 tr.detail").last.get_by_text("First 2 of 30 features").wait_for()
-    visit.clean()
 
 
-def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(
-    browser: Any, report: Path
-) -> None:
-    visit = Visit(browser, report)
+def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(visit: Visit) -> None:
     page = visit.page
     note = page.locator("#note")
     for selector, words in (
@@ -257,13 +251,13 @@ def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(
         page.keyboard.press("Escape")
         assert not note.is_visible()
         assert button.evaluate("b => b === document.activeElement")
-    visit.clean()
 
 
 def test_a_long_table_shows_its_first_rows_as_sorted_and_filtered_until_asked_for_all(
-    browser: Any, tmp_path: Path
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = boards.AT_ONCE + 5
+    monkeypatch.setattr("bench.report.html.AT_ONCE", 5)
+    count = 10
     rows = [row(f"d{i}", 0.3 + i / 1000, settings={"even": i % 2 == 0}) for i in range(count)]
     path = tmp_path / "long.html"
     path.write_text(html.page(rows, run_of(), pictures.none("")))
@@ -276,7 +270,7 @@ def test_a_long_table_shows_its_first_rows_as_sorted_and_filtered_until_asked_fo
         )
         return names
 
-    assert visible() == [f"d{i}" for i in range(boards.AT_ONCE)]
+    assert visible() == [f"d{i}" for i in range(5)]
     assert page.locator(".count").inner_text() == f"{count} rows in 1 table"
     for _ in range(2):
         page.locator("#t1 .sort:text-is('leakage')").click()
@@ -343,15 +337,13 @@ def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: P
     visit.clean()
 
 
-def test_print_leaves_controls_out_and_shows_whole_tables(browser: Any, report: Path) -> None:
-    visit = Visit(browser, report)
+def test_print_leaves_controls_out_and_shows_whole_tables(visit: Visit) -> None:
     visit.page.emulate_media(media="print")
     assert not visit.page.locator(".filters").is_visible()
     assert (
         visit.page.locator("#t1 .scroll").evaluate("b => getComputedStyle(b).overflowX")
         == "visible"
     )
-    visit.clean()
 
 
 def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> None:
@@ -363,9 +355,8 @@ def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> 
 
 
 def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
-    browser: Any, report: Path
+    visit: Visit,
 ) -> None:
-    visit = Visit(browser, report)
     page = visit.page
 
     def cell(defense: str) -> str:
@@ -380,18 +371,15 @@ def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
     assert page.locator("#overview input").nth(2).is_checked()
     assert cell("beta") == "0.1 [0.0, 0.7] *=^"  # four victims of one seed separate no rows
     assert page.locator("#overview tbody:visible").count() == 1
-    visit.clean()
 
 
-def test_a_figure_of_the_overview_leads_to_its_row(browser: Any, report: Path) -> None:
-    visit = Visit(browser, report)
+def test_a_figure_of_the_overview_leads_to_its_row(visit: Visit) -> None:
     page = visit.page
     page.locator("#overview tbody:visible tr").last.locator("td a").first.click()
     page.wait_for_function("location.hash === '#t1-2'")
     assert page.locator("tr:target").get_attribute("data-d") == "none"
     box = page.locator("tr:target").bounding_box()
     assert 0 <= box["y"] <= 900
-    visit.clean()
 
 
 # --- for everybody ----------------------------------------------------------------------------
@@ -400,60 +388,51 @@ def test_a_figure_of_the_overview_leads_to_its_row(browser: Any, report: Path) -
 WIDTHS = (390, 1280, 1600)
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture
+def pages(report: Path, committed_site: Path) -> dict[str, Path]:
     """A made-up report with every kind of row, the report of `results/quick`, and a site."""
-    from bench.report import site
-    from bench.report.files import Files
-
-    folder, quick = tmp_path_factory.mktemp("pages"), RESULTS / "quick"
-    toy = toy_rows()
-    (folder / "toy.html").write_text(html.page(toy, run_of("toy", "made up"), toy_pictures(toy)))
-    (folder / "quick.html").write_text(Files(quick).text("html"))
-    for name in ("quick", "curves/rounds"):
-        shutil.copytree(RESULTS / name, folder / "results" / name)
-    site.write(folder / "results", folder / "site")
     return {
-        "toy": folder / "toy.html",
-        "quick": folder / "quick.html",
-        "site": folder / "site" / "index.html",
-        "defense": folder / "site" / "quick" / "defense" / "spm.html",
+        "toy": report,
+        "quick": committed_site / "quick" / "report.html",
+        "site": committed_site / "index.html",
+        "defense": committed_site / "quick" / "defense" / "spm.html",
     }
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"),
-    [("toy", "light"), ("toy", "dark"), ("quick", "light")]
-    + [pytest.param(name, "dark", marks=pytest.mark.slow) for name in ("site", "defense")],
+    ("name", "scheme", "width"),
+    [
+        # The made-up page has all that the others have, and colours do not differ by width.
+        ("toy", "light", 390),
+        ("toy", "dark", 1280),
+        pytest.param("toy", "light", 1280, marks=pytest.mark.slow),
+        pytest.param("toy", "light", 1600, marks=pytest.mark.slow),
+        pytest.param("quick", "light", 390, marks=pytest.mark.slow),
+        pytest.param("site", "dark", 1280, marks=pytest.mark.slow),
+        pytest.param("defense", "dark", 1280, marks=pytest.mark.slow),
+    ],
 )
 def test_axe_finds_nothing_wrong_in_light_and_dark_at_any_width(
-    browser: Any, pages: dict[str, Path], name: str, scheme: str
+    browser: Any, pages: dict[str, Path], name: str, scheme: str, width: int
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    # Colours do not differ by width, and the made-up page has all that the others have.
-    widths = (
-        WIDTHS if name == "toy" and scheme == "light" else (390,) if scheme == "light" else (1280,)
-    )
-    for width in widths:
-        visit = Visit(
-            browser, pages[name], viewport={"width": width, "height": 900}, color_scheme=scheme
-        )
-        visit.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
-        opened = visit.page.locator("#t1 .open").first
-        if name != "site":
-            opened.click()
-        violations = axe.run(visit.page).response["violations"]
-        told = [f"{v['id']} at {width}: {v['nodes'][0]['html'][:200]}" for v in violations]
-        assert told == []
-        visit.clean()
+    size = {"width": width, "height": 900}
+    visit = Visit(browser, pages[name], viewport=size, color_scheme=scheme)
+    visit.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    if name != "site":
+        visit.page.locator("#t1 .open").first.click()
+    violations = axe.run(visit.page).response["violations"]
+    assert [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in violations] == []
+    visit.clean()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["toy", "quick", "site", "defense"])
 def test_the_overview_is_in_view_and_no_page_is_wider_than_the_screen(
-    browser: Any, pages: dict[str, Path], width: int
+    browser: Any, pages: dict[str, Path], name: str
 ) -> None:
-    for name, path in pages.items():
-        visit = Visit(browser, path, viewport={"width": width, "height": 900})
+    visit = Visit(browser, pages[name])
+    for width in WIDTHS:
+        visit.page.set_viewport_size({"width": width, "height": 900})
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         box = visit.page.locator(".overview table").first.bounding_box()
         assert box["y"] < 900 or name in ("site", "defense")  # which say first what they hold
@@ -462,4 +441,4 @@ def test_the_overview_is_in_view_and_no_page_is_wider_than_the_screen(
             shown = visit.page.locator("#overview tbody:visible")
             assert (shown.count(), shown.locator("tr").count()) == (1, 4)
             assert shown.locator("tr").last.locator("th").inner_text() == "none"
-        visit.clean()
+    visit.clean()

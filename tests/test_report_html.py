@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 
 from bench.records import (
-    AuditSummary,
     Convergence,
     Flag,
     FlagCode,
@@ -21,15 +20,16 @@ from bench.records import (
 from bench.report import (
     boards,
     explain,
+    leaderboard,
     overview,
     scatters,
     tables,
     verdicts,
 )
-from bench.report.files import Files
 from bench.report.text import to_leaderboard_json
 from bench.report.verdicts import has_use
 from tests.board import SCHEMA
+from tests.made_records import audit
 from tests.made_rows import (
     PROTOCOL,
     as_json,
@@ -131,17 +131,13 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
 
 
 def test_refuted_claims_failed_victims_and_missing_figures_are_marked_with_their_reason() -> None:
-    audit = AuditSummary(
-        draws=1000, confidence=0.95, eps_audited=4.51, eps_at_least=True,
-        verdict_claim="violated", verdict_proof="no proof",
-    )  # fmt: skip
     attacks = {
         "dlg": attack(0.5, failed=2),
         "idlg": attack(None, status="failed", reason="RuntimeError: boom"),
         "ridge": attack(None, reason="no smashed data"),
         "decoder": attack(0.1),
     }
-    rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit, attacks=attacks),
+    rows = [row("spm", eps_claimed=1.5, unit="coordinate", audit=audit(4.51), attacks=attacks),
             row("b", attacks={"ridge": attack(0.3), "dlg": attack()})]  # fmt: skip
     (board,) = boards.boards(rows)
     claim, _, audited, _, dlg, idlg, ridge, decoder = board.lines[0][4:12]
@@ -247,17 +243,21 @@ def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeati
     assert pieces.count("One.") == 1
 
 
-@pytest.mark.parametrize("name", ["quick", pytest.param("findings/alone", marks=pytest.mark.slow)])
-def test_rows_of_committed_results_render(name: str) -> None:
-    files = Files(ROOT / "results" / name)
-    assert len(Tags(files.text("html")).all("tbody")) >= len(tables.tables(files.rows))
+def test_rows_of_committed_results_render(committed_site: Path) -> None:
+    for name in ("quick", "as_trained_data"):
+        text = (committed_site / name / "report.html").read_text()
+        titles = tables.tables(leaderboard.load(ROOT / "results" / name))
+        assert len(Tags(text).all("tbody")) >= len(titles)
 
 
-def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_away() -> None:
-    rows = [row(f"d{i}", i + 1, settings={"i": i}) for i in range(boards.AT_ONCE + 3)]
+def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.report.html.AT_ONCE", 5)
+    rows = [row(f"d{i}", i + 1, settings={"i": i}) for i in range(5 + 3)]
     text = page(*rows)
     lines = [t for t in Tags(text).all("tr") if "data-i" in t]
-    assert [t.get("class") for t in lines] == [None] * boards.AT_ONCE + [" more"] * 3
+    assert [t.get("class") for t in lines] == [None] * 5 + [" more"] * 3
     assert "Show all rows of this table" in text
     assert "Show all rows of this table" not in page(*rows[:-3])
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from bench.errors import UserError
 from bench.harness.plan import expand
@@ -34,6 +32,7 @@ from tests.made_rows import (
     flag,
     interval,
     page,
+    printed,
     row,
     run_of,
     worst,
@@ -142,9 +141,7 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
         flags=(flag(FlagCode.DIVERGED, reason="weights not finite"), flag(FlagCode.AT_CHANCE)),
         attacks={"idlg": copy, "ridge": copy, "ilrg": counts},
     )  # fmt: skip
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(*terminal.boards([made]), sep="\n")
-    text = console.export_text()
+    text = printed(terminal.boards([made]))
     assert max(map(len, text.splitlines())) <= 80
     assert "0.09/4e-3" in text
     (first,) = [line.split() for line in text.splitlines() if "8.33e+12/re" in line]
@@ -156,9 +153,7 @@ def test_errors_of_records_fit_80_columns_without_becoming_zero() -> None:
 
 
 def test_a_flag_without_a_letter_is_left_to_the_files() -> None:
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(*terminal.boards([row(flags=(flag(FlagCode.CLAIMED_NOT_PROVEN),))]), sep="\n")
-    text = console.export_text()
+    text = printed(terminal.boards([row(flags=(flag(FlagCode.CLAIMED_NOT_PROVEN),))]))
     assert "…" not in text
     (line,) = [one.split() for one in text.splitlines() if " inf" in one]
     assert line == ["none", "0.4", "–", "0.900", "–", "inf"]
@@ -189,11 +184,8 @@ def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lo
         worst=None,
         flags=(flag(FlagCode.AT_CHANCE), flag(FlagCode.AUDIT_REFUTES_CLAIM)),
     )
-    console = Console(width=80, file=io.StringIO(), record=True)
     tables = terminal.boards([made])
-    for table in tables:
-        console.print(table)
-    lines = console.export_text().splitlines()
+    lines = printed(tables).splitlines()
     assert len(tables) > 1
     text = " ".join(lines)
     assert all(n in text for n in names)

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,65 +17,80 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import bench
-from bench.cli import app
 from bench.harness.store import Store
 from bench.metrics.named import FLOOR_SUFFIX
 from bench.records import AttackRecord
 from bench.results import Results
 from tests.conftest import RAISING, TINY
+from tests.small_folders import leakbench
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The tiny suite with one attack on images that optimises, on one seed."""
+def results(tiny_made: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The tiny suite, finished, with two more attacks on images, one of which optimises."""
     suite = tomllib.loads(TINY)
     # Of a budget that solves nothing, so that it runs twice where nothing defends.
     suite["attacks"].append({"name": "dlg", "checkpoints": ["init"], "budget": 2})
     suite["attacks"].append({"name": "analytic", "checkpoints": ["init"]})
-    return bench.run(suite, out=tmp_path_factory.mktemp("api") / "run", jobs=0, progress=False)
+    out = shutil.copytree(tiny_made, tmp_path_factory.mktemp("api") / "run")
+    return bench.run(suite, out=out, jobs=0, progress=False)
 
 
-def test_importing_bench_or_its_reports_brings_no_torch_pandas_or_matplotlib() -> None:
-    code = (
+@pytest.mark.parametrize(
+    "code",
+    [
         "import sys, bench.report.files, bench.report.html, bench.report.terminal; "
         "assert not {'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules); "
         "import bench, bench.cli, bench.sandbox.conformance.process; "
-        "assert not {'torch', 'pandas', 'matplotlib', 'bench.results'} & set(sys.modules); "
-        "assert callable(bench.run) and callable(bench.load); "
-        "import bench.results; assert bench.Results is bench.results.Results; "
-        "assert 'pandas' not in sys.modules and 'matplotlib' not in sys.modules"
-    )
+        "assert not {'torch', 'pandas', 'matplotlib', 'bench.results'} & set(sys.modules)",
+        pytest.param(
+            "import sys, bench; assert callable(bench.run) and callable(bench.load); "
+            "import bench.results; assert bench.Results is bench.results.Results; "
+            "assert 'pandas' not in sys.modules and 'matplotlib' not in sys.modules",
+            marks=pytest.mark.slow,  # the import of torch
+        ),
+    ],
+    ids=["reports", "results"],
+)
+def test_importing_bench_or_its_reports_brings_no_torch_pandas_or_matplotlib(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     assert {"run", "load", "Results"} <= set(dir(bench))
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         _ = bench.rum
 
 
-def test_a_run_makes_the_records_that_the_command_line_makes(
+def test_a_run_takes_every_override_and_makes_the_records_that_its_command_makes(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite, out = tiny(), tmp_path / "out"
     monkeypatch.setattr(torch, "set_num_threads", (threads := []).append)
-    only = {"defense": "none", "checkpoint": "init"}
-    made = bench.run(suite, only=only, overrides={"protocol.lr": 0.2}, jobs=0,
-                     out=out, progress=False)  # fmt: skip
+    made = bench.run(
+        suite, jobs=0, out=out, progress=False,
+        only={"defense": "spm", "checkpoint": "init", "seed": 0},
+        overrides={
+            "description": 'a "quoted" text', "seeds": [0, 1], "delta": 1e-6,
+            "threats.0.labels": True, "defenses.1.settings": {"epsilon": [3.0]},
+            "protocol.lr": 0.2,
+        },
+    )  # fmt: skip
     assert made.failures == []
     assert threads == [1, torch.get_num_threads()]  # one as in workers, then as before
     monkeypatch.undo()
-    arguments = ["plan", str(suite), "--only", "defense=none", "--only", "checkpoint=init", "--set",
-                 "protocol.lr=0.2", "--out", str(out)]  # fmt: skip
-    text = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "LEAKBENCH_DATA": ""}).stdout
-    assert "1 trainings (1 cached), 2 attack cells (2 cached)." in " ".join(text.split())
     run = json.loads((out / "run.json").read_text())
     assert run["command"].startswith("leakbench run ")
-    assert run["command"].endswith(
-        " --only defense=none --only checkpoint=init --set protocol.lr=0.2"
-    )
+    assert " --only defense=spm --only checkpoint=init --only seed=0 --set " in run["command"]
+    assert run["command"].endswith(" --set protocol.lr=0.2")
+    options = shlex.split(run["command"])[3:]
+    _, text = leakbench("plan", suite, *options, "--out", out)
+    assert "1 trainings (1 cached), 2 attack cells (2 cached)." in text
+    taken = run["suite"]
+    assert taken["description"] == 'a "quoted" text'
+    assert (taken["seeds"], taken["delta"], taken["threats"][0]["labels"]) == ([0, 1], 1e-6, True)
+    assert [r["settings"] for r in made.rows] == [{"epsilon": 3.0}]
     assert json.loads((out / "leaderboard.json").read_text()) == made.rows
     assert (out / "leaderboard.csv").is_file()
     assert (out / "leaderboard.md").is_file()
@@ -224,24 +241,6 @@ def test_bad_input_is_one_sentence_before_any_work(
 def test_overrides_of_a_dict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="change the dict itself"):
         bench.run(tomllib.loads(TINY), overrides={"budget": 3}, out=tmp_path / "out")
-
-
-def test_overrides_take_every_value_that_a_suite_can_hold(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    made = bench.run(
-        tiny(),
-        overrides={
-            "description": 'a "quoted" text', "seeds": [0, 1], "delta": 1e-6,
-            "threats.0.labels": True, "defenses.1.settings": {"epsilon": [3.0]},
-        },
-        only={"checkpoint": "init", "attack": "prior_only", "defense": "spm"},
-        jobs=0, out=tmp_path / "out", progress=False,
-    )  # fmt: skip
-    suite = json.loads((tmp_path / "out" / "run.json").read_text())["suite"]
-    assert suite["description"] == 'a "quoted" text'
-    assert (suite["seeds"], suite["delta"], suite["threats"][0]["labels"]) == ([0, 1], 1e-6, True)
-    assert [r["settings"] for r in made.rows] == [{"epsilon": 3.0}]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -32,53 +33,40 @@ def _text(path: Path) -> str:
     return path.read_text()
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    for name in ("quick", "curves", "as_trained_data"):
-        shutil.copytree(RESULTS / name, folder / "results" / name)
-    site.write(folder / "results", folder / "site")
-    return folder / "site"
-
-
-def test_every_result_folder_has_its_report_and_files(published: Path) -> None:
-    source = published.with_name("results")
+def test_every_result_folder_has_its_report_and_files(committed_site: Path) -> None:
+    source = committed_site.with_name("results")
     names = {p.parent.relative_to(source).as_posix() for p in source.rglob("run.json.gz")}
-    front = (published / "index.html").read_text()
+    front = (committed_site / "index.html").read_text()
     for name in names:
         for file in ("report.html", *site.FILES):
             assert f'href="{name}/{file}"' in front
-            assert (published / name / file).stat().st_size > 0
+            assert (committed_site / name / file).stat().st_size > 0
 
 
-def test_the_widest_board_comes_first(published: Path) -> None:
-    front = (published / "index.html").read_text()
+def test_the_widest_board_comes_first(committed_site: Path) -> None:
+    front = (committed_site / "index.html").read_text()
     shown = [int(n) for n in re.findall(r'<span class="dim">(\d+) rows', front)]
     assert shown == sorted(shown, reverse=True)
     assert front.index('id="run-1"') < front.index('id="sweep-of-1"')
 
 
-def test_a_part_of_a_suite_says_so_on_the_front_page(tmp_path: Path) -> None:
-    part = "papers/selective_shield"
-    front = site.write(RESULTS / part, tmp_path / "part")[0].read_text()
-    assert f"<dt>Missing</dt><dd>{Files(RESULTS / part).missing[0]}</dd>" in front
-
-
-def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(published: Path) -> None:
-    front = (published / "index.html").read_text()
+def test_every_link_of_the_overview_leads_somewhere_and_nothing_is_loaded(
+    committed_site: Path,
+) -> None:
+    front = (committed_site / "index.html").read_text()
     for address in re.findall(r'href="([^"]*)"', front):
         if address.startswith("#"):
             assert f'id="{address[1:]}"' in front
         elif not address.startswith("data:"):
             file, _, fragment = address.partition("#")
-            assert (published / file).is_file(), address
-            assert f'id="{fragment}"' in _text(published / file) or not fragment, address
+            assert (committed_site / file).is_file(), address
+            assert f'id="{fragment}"' in _text(committed_site / file) or not fragment, address
     plots = r'<img class="plot" alt="[^"]*" src="data:image/png;base64,[^"]*">'
     assert not re.search(r"<script|<img|https?://", re.sub(plots, "", front))
 
 
-def test_every_run_has_its_overview_with_links_to_the_rows(published: Path) -> None:
-    front = (published / "index.html").read_text()
+def test_every_run_has_its_overview_with_links_to_the_rows(committed_site: Path) -> None:
+    front = (committed_site / "index.html").read_text()
     rows = load(RESULTS / "quick")
     for line in overview(rows).lines:
         for table, verdict in enumerate(line.verdicts, start=1):
@@ -94,10 +82,12 @@ def test_every_run_has_its_overview_with_links_to_the_rows(published: Path) -> N
     )
 
 
-def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published: Path) -> None:
+def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(
+    committed_site: Path,
+) -> None:
     rows = load(RESULTS / "quick")
     of_spm, ridge, digits = (
-        (published / "quick" / page).read_text()
+        (committed_site / "quick" / page).read_text()
         for page in ("defense/spm.html", "attack/ridge.html", "data/digits.html")
     )
     assert "Sign perturbation of the upload." in of_spm  # the class
@@ -109,7 +99,9 @@ def test_a_defense_an_attack_and_data_have_pages_with_their_rows_alone(published
     assert {"ridge@server", "ridge@as_trained"} <= set(heads)
     assert not {"dlg", "idlg@server", "decoder", "selected"} & set(heads)
     assert set(re.findall(r'data-d="([^"]*)"', digits)) == {r.defense for r in rows}
-    digest = hashlib.sha256((published / "quick" / "leaderboard.json").read_bytes()).hexdigest()
+    digest = hashlib.sha256(
+        (committed_site / "quick" / "leaderboard.json").read_bytes()
+    ).hexdigest()
     assert all(digest in page for page in (of_spm, ridge, digits))  # what is cited is the whole
 
 
@@ -188,16 +180,18 @@ def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> N
         front()
 
 
-def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
+def test_names_from_outside_are_escaped_and_a_part_of_a_suite_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "a <b> & 'c'"
     shutil.copytree(RESULTS / "as_trained_data", folder)
     run = read_json(folder / "run.json.gz")
     run["suite"]["description"] = "<script>alert(1)</script>"
+    run["trainings"].pop()
     (folder / "run.json").write_text(json.dumps(run))
     front = site.write(tmp_path / "results", tmp_path / "site")[0].read_text()
     assert "<script" not in front
     assert "<b>" not in front
     assert 'href="a%20%3Cb%3E%20%26%20%27c%27/report.html"' in front
+    assert f"<dt>Missing</dt><dd>{escape(Files(folder).missing[0])}</dd>" in front
 
 
 def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: Path) -> None:
@@ -252,11 +246,11 @@ def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
         site.sweeps(tmp_path)
 
 
-def test_the_site_shows_the_committed_sweeps_and_has_their_tables(published: Path) -> None:
-    page = (published / "index.html").read_text()
+def test_the_site_shows_the_committed_sweeps_and_has_their_tables(committed_site: Path) -> None:
+    page = (committed_site / "index.html").read_text()
     assert page.count('alt="Leakage over ') == 6  # three tables over batch and over rounds
     assert 'alt="Leakage over threat.batch: fedavg-digits-lenet-final"' in page
     for name in ("batch", "rounds"):
         assert f"Leakage over threat.{name} <span" in page
-        table = (published / "curves" / name / "sweep.csv").read_text()
+        table = (committed_site / "curves" / name / "sweep.csv").read_text()
         assert table == (RESULTS / "curves" / name / "sweep.csv").read_text()

@@ -12,7 +12,6 @@ import pytest
 from bench.harness.store import Store
 from bench.records import (
     AttackRecord,
-    AuditSummary,
     FlagCode,
     NoResult,
     PlannedTraining,
@@ -21,6 +20,7 @@ from bench.records import (
 )
 from bench.report.leaderboard import rows_of
 from bench.report.overview import overview
+from tests.made_records import audit
 
 FOLDER = Path(__file__).parents[1] / "results" / "quick"
 """With three seeds."""
@@ -106,16 +106,8 @@ def test_the_audit_that_refutes_a_claim_is_seen_also_where_another_seeds_is_larg
     gaussian, over = of(run, "gaussian"), {}
     audits = ((2.9, "violated"), (3.0, "consistent"), (2.8, "consistent"))
     for training, (epsilon, verdict) in zip(gaussian, audits, strict=True):
-        audit = AuditSummary(
-            draws=4000,
-            confidence=0.95,
-            eps_audited=epsilon,
-            eps_at_least=False,
-            verdict_claim=verdict,  # type: ignore[arg-type]
-            verdict_proof="no proof",
-        )
         record = Changed({}).read("train", training.key)
-        over["train", training.key] = replace(record, audit=audit)
+        over["train", training.key] = replace(record, audit=audit(epsilon, verdict))
     row = board(run, *gaussian, over=over)["gaussian"]
     assert row.audit
     assert (row.audit.eps_audited, row.audit.verdict_claim) == (3.0, "violated")

@@ -23,7 +23,6 @@ from bench.records import (
     AttackInputs,
     AttackJob,
     AttackOutcome,
-    AuditSummary,
     Cell,
     DoubledRun,
     NoResult,
@@ -35,7 +34,7 @@ from bench.records import (
 )
 from bench.seeding import numpy_generator
 from bench.suite import AttackSettings, DefenseSettings, Suite
-from tests.made_records import VERSIONS, attacked_for, trained_for
+from tests.made_records import VERSIONS, attacked_for, audit, trained_for
 
 VICTIMS, CLIENTS, TEST_SAMPLES = 8, 10, 1000
 CHECKPOINTS = ("init", "final")
@@ -141,14 +140,11 @@ def _trained(rng: np.random.Generator, job: TrainJob) -> TrainRecord:
                "Nothing is proven about one training record.",
                "Neither number covers what many records of a client have in common."),
     )  # fmt: skip
-    audit = AuditSummary(
-        draws=1000, confidence=0.95, eps_audited=float(5 * rng.random()),
-        eps_at_least=True, verdict_claim="consistent", verdict_proof="no proof",
-    )  # fmt: skip
     own = tuple(rng.uniform(0.7, 0.95, CLIENTS).tolist())
     return trained_for(
         job, correct=int(rng.integers(700, 950)), test_samples=TEST_SAMPLES, ledger=ledger,
-        audit=audit, personal_accuracies=own, personal_accuracy=sum(own) / CLIENTS,
+        audit=audit(float(5 * rng.random()), "consistent"), personal_accuracies=own,
+        personal_accuracy=sum(own) / CLIENTS,
         bytes_up=1e6 * float(rng.random()), client_seconds=float(rng.random()),
         seconds=float(30 * rng.random()),
     )  # fmt: skip

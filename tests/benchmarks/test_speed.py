@@ -90,8 +90,8 @@ def gradient(network: Network, seen: Seen, params: State, x: Tensor, y: Tensor) 
     buffers = {n: b.to(x) for n, b in seen.buffers.items()}
     logits = network.apply(params, x, buffers=buffers)
     loss = -(y * logits.log_softmax(-1)).sum(-1).mean()
-    found = torch.autograd.grad(loss, list(params.values()), create_graph=True)
-    return dict(zip(params, found, strict=True))
+    grads = torch.autograd.grad(loss, list(params.values()), create_graph=True)
+    return dict(zip(params, grads, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,8 @@ class Loop:
 
     def __call__(self, network: Network, seen: Seen) -> tuple[Tensor, int]:
         """Images [V, *shape] and evaluations in all."""
-        found = [self.one(network, seen, v) for v in range(len(seen.clients))]
-        return torch.cat([image for image, _ in found]), sum(spent for _, spent in found)
+        answers = [self.one(network, seen, v) for v in range(len(seen.clients))]
+        return torch.cat([image for image, _ in answers]), sum(spent for _, spent in answers)
 
     def one(self, network: Network, seen: Seen, v: int) -> tuple[Tensor, int]:
         target = observed(seen, v, self.dtype)
@@ -144,8 +144,8 @@ class Loop:
         def closure() -> Tensor:
             optimiser.zero_grad()
             y = start / start.sum() if self.labels else start.softmax(-1)
-            found = gradient(network, seen, params, x, y)
-            gap = torch.stack([(found[n] - target[n]).square().sum() for n in params]).sum()
+            grads = gradient(network, seen, params, x, y)
+            gap = torch.stack([(grads[n] - target[n]).square().sum() for n in params]).sum()
             gap.backward()  # type: ignore[no-untyped-call]
             losses.append(float(gap.detach()))
             return gap
@@ -223,8 +223,8 @@ def test_dlg_at_its_papers_own_settings(benchmark: Any, colour: Dataset, threads
         seconds, answer = best_of(
             partial(ours, attack), tries=1, warm=partial(ours, attack, 2 * ITERATIONS)
         )
-        found = solved(images_of(answer), truth)
-        mine = shown(f"ours, {name}", seconds, found, victims, answer.evaluations)
+        count = solved(images_of(answer), truth)
+        mine = shown(f"ours, {name}", seconds, count, victims, answer.evaluations)
         print(f"    {theirs / mine:.1f}x per success")
     benchmark.pedantic(partial(ours, DLG(preset="paper"), 2 * ITERATIONS), rounds=1)
 
@@ -239,9 +239,9 @@ def plain_signed_adam(network: Network, seen: Seen, truth: Truth) -> None:
         optimiser = torch.optim.Adam([x], lr=LR)
         square = torch.stack([g.square().sum() for g in target.values()]).sum()
         for _ in range(STEPS):
-            found = gradient(network, seen, params, x, y)
-            inner = torch.stack([(found[n] * target[n]).sum() for n in params]).sum()
-            length = torch.stack([found[n].square().sum() for n in params]).sum()
+            grads = gradient(network, seen, params, x, y)
+            inner = torch.stack([(grads[n] * target[n]).sum() for n in params]).sum()
+            length = torch.stack([grads[n].square().sum() for n in params]).sum()
             rough = (x[..., 1:] - x[..., :-1]).abs().mean()
             rough = rough + (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
             loss = 1 - inner / (length * square).sqrt() + TOTAL_VARIATION * rough
