@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
 import formulas
+import hooks
 import printed
 
-__all__ = ["formulas", "printed"]
+__all__ = ["formulas", "hooks", "printed"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -10,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -21,12 +21,16 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import bench.api
+from bench import errors
 from bench import suite as suites
 from bench.cli import app
 from bench.harness.environment import Environment
 from bench.harness.plan import expand
 from bench.harness.runner import check
 from bench.registry import Registry, discover
+from tests.conftest import require
+from tests.docs_modules import hooks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -34,16 +38,6 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def load_hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hooks = load_hooks()
 REGISTRY: Registry = discover()
 
 
@@ -196,8 +190,8 @@ def command_lines() -> Iterator[tuple[Path, str]]:
     """Lines in code blocks that begin with the command, continued lines put together."""
     for path in PAGES:
         text = path.read_text()
-        found_blocks = hooks.BLOCK.finditer(text)
-        fenced = "".join(m[3] for m in found_blocks if m[1] in ("sh", "text", "ledger"))
+        shells = ("sh", "text", "ledger")
+        fenced = "".join(m[3] for m in hooks.BLOCK.finditer(text) if m[1] in shells)
         plain = "\n".join(re.findall(r"^ {4}(.*)$", hooks.BLOCK.sub("", text), re.MULTILINE))
         shown = re.sub(r"\\\n\s*|\n\s+(?=\[--)", " ", f"{fenced}\n{plain}")
         for line in shown.splitlines():
@@ -240,9 +234,10 @@ def test_a_quoted_command_is_one_that_the_program_takes(
 @cache
 def expanded(suite: str, overrides: tuple[str, ...], only: tuple[str, ...]) -> None:
     """Raises ValueError for what the suite does not take; of `full`, which has a hundred thousand
-    cells, one seed."""
+    cells, one seed, and one task where none is chosen."""
     chosen = suites.parse_pairs(only, "--only")
-    expand(suites.read_suite(suite, overrides), {"seed": 0} | chosen if suite == "full" else chosen)
+    part = {"seed": 0} | (chosen or {"task": 0}) if suite == "full" else chosen
+    expand(suites.read_suite(suite, overrides), part)
 
 
 def is_synopsis(line: str) -> bool:
@@ -285,11 +280,9 @@ def test_a_toml_block_is_a_suite_or_tables_of_one(path: Path, text: str) -> None
         REGISTRY.attack(attack.name, attack.settings)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
-def test_python_blocks_compile(path: Path) -> None:
-    for place, text in blocks("python"):
-        if place == path:
-            compile(text, str(path), "exec")
+def test_python_blocks_compile() -> None:
+    for path, text in blocks("python"):
+        compile(text, str(path), "exec")
 
 
 # --- ranges in the tables of settings ---------------------------------------------------------
@@ -340,8 +333,7 @@ def test_a_stated_range_is_the_one_that_the_constructor_keeps(
         base["noise"] = "smashed"
     if name == "patches":
         base["group"] = 1
-    match = INTERVAL.match(interval)
-    assert match is not None
+    match = require(INTERVAL.match(interval))
     for bracket, text, outwards in ((match[1], match[2], -1), (match[4], match[3], 1)):
         end = float(text.replace("∞", "inf"))
         if math.isinf(end) and whole:
@@ -365,3 +357,32 @@ def test_formulas_are_drawn_without_script_or_font_and_a_line_without_one_is_ref
     assert "<script" not in page
     with pytest.raises(ValueError, match="has no formula"):
         hooks.rendered("```formulas\nupload |\n```\n")
+
+
+# --- the glossary -----------------------------------------------------------------------------
+
+GLOSSARY = (DOCS / "glossary.md").read_text()
+ENTRY = re.compile(r"^- \*\*([^*]+)\*\*: (.+(?:\n  .+)*)$", re.MULTILINE)
+
+
+def test_every_word_is_explained_once_in_whole_sentences() -> None:
+    words = [word for word, _ in ENTRY.findall(GLOSSARY)]
+    assert len(words) == GLOSSARY.count("\n- ")
+    assert len(words) > 70
+    assert [w for w, count in Counter(words).items() if count > 1] == []
+    for word, text in ENTRY.findall(GLOSSARY):
+        assert text[0].isupper(), word
+        assert text.endswith("."), word
+
+
+def test_every_class_that_the_glossary_names_can_be_imported() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)[`.]", ENTRY.sub(r"\2", GLOSSARY)))
+    assert {"Suite", "Seen", "Facts", "UserError"} <= named
+    for name in named:
+        there = [module for module in (bench.api, suites, errors) if hasattr(module, name)]
+        assert there, f"no class is named {name}"
+
+
+def test_other_pages_lead_to_the_glossary() -> None:
+    assert "glossary.md" in (DOCS / "index.md").read_text()
+    assert "glossary.md" in (DOCS / "api" / "index.md").read_text()
