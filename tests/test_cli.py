@@ -20,13 +20,13 @@ from tests.small_folders import leakbench
 
 
 def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    suite, out = str(tiny()), str(tmp_path / "out")
+    suite, out = str(tiny(**{'["init", "final"]': '["init"]'})), str(tmp_path / "out")
     code, text = leakbench("plan", suite, "--out", out)
     assert code == 0
-    assert "3 trainings (0 cached), 12 attack cells (0 cached)." in text
+    assert "3 trainings (0 cached), 6 attack cells (0 cached)." in text
     code, text = leakbench("run", suite, "--out", out, "--jobs", "0")
     assert code == 0, text
-    assert "15 run, 0 cached, 0 failed" in text
+    assert "9 run, 0 cached, 0 failed" in text
     assert "among those that cost at most 5 points of accuracy" in text
     assert f"Every row and attack: leakbench report {out} --details" in text
     code, text = leakbench("report", out, "--details", "--loss", "10")
@@ -36,12 +36,12 @@ def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: 
     code, text = leakbench("report", out, "--loss", "101")
     assert (code, "--loss must lie in [0, 100] points of accuracy, got 101." in text) == (2, True)
     code, text = leakbench("plan", suite, "--out", out)
-    assert "3 trainings (3 cached), 12 attack cells (12 cached)." in text
+    assert "3 trainings (3 cached), 6 attack cells (6 cached)." in text
     code, text = leakbench("report", out, "--format", "md")
     assert code == 0
     assert "leaderboard.md" in text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
-    assert len(rows) == 6
+    assert len(rows) == 3
 
 
 def test_the_version_is_printed_and_is_that_of_the_citation_and_the_changes() -> None:
@@ -108,12 +108,11 @@ def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path
     suite = tiny(append='\n[[attacks]]\nname = "raising"\n')
     code, text = leakbench(
         "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
-        "--plugin", str(plugin), "--only", "defense=none",
+        "--plugin", str(plugin), "--only", "defense=none", "--only", "checkpoint=init",
     )  # fmt: skip
     assert code == 1
     assert "RuntimeError: boom" in text
-    assert "5 run" not in text
-    assert "2 failed" in text
+    assert "4 run, 0 cached, 1 failed" in text
 
 
 def test_the_docs_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_the_docs_plugin_example_runs(tiny: Callable[..., Path], tmp_path: Path)
     suite = tiny(append='\n[[defenses]]\nname = "my_noise"\nsettings = { std = 0.01 }\n')
     code, text = leakbench(
         "run", str(suite), "--out", str(tmp_path / "out"), "--jobs", "0",
-        "--plugin", str(plugin), "--only", "defense=my_noise",
+        "--plugin", str(plugin), "--only", "defense=my_noise", "--only", "checkpoint=init",
     )  # fmt: skip
     assert code == 0, text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())

@@ -21,6 +21,7 @@ SUITE = changed(
     {
         '["init", "final"]': '["init", "round-3", "final"]\ncourse = 3',
         "rounds = 1": "rounds = 6",
+        "clients = 3": "clients = 2",
         "victims = 2": 'victims = 2\n\n[[threats]]\nname = "run"\nvictims = 2\nrounds = 3',
         'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
             'name = "gaussian"\nsettings = { noise_multiplier = 1.0, clip_norm = 1.0 }',
@@ -58,7 +59,7 @@ def _epsilon_of(*, rounds: int, **settings: float) -> float:
     from bench.privacy.ledger import account
     from bench.registry import discover
 
-    facts = Facts(parameters=1, rounds=rounds, clients=3, participations=rounds)
+    facts = Facts(parameters=1, rounds=rounds, clients=2, participations=rounds)
     return account(discover().defense("gaussian", settings), facts).eps_record
 
 

@@ -187,17 +187,17 @@ def test_gaussian_delta_is_the_hockey_stick_divergence(mu: float, epsilon: float
         return max(0.0, norm.pdf(z - mu) - math.exp(epsilon) * norm.pdf(z))
 
     turn = mu / 2 + epsilon / mu
-    found, _ = integrate.quad(excess, max(turn, -12.0), max(turn, -12.0) + 25, limit=200)
-    assert gaussian_delta(mu=mu, epsilon=epsilon) == pytest.approx(found, rel=1e-6, abs=1e-12)
+    integral, _ = integrate.quad(excess, max(turn, -12.0), max(turn, -12.0) + 25, limit=200)
+    assert gaussian_delta(mu=mu, epsilon=epsilon) == pytest.approx(integral, rel=1e-6, abs=1e-12)
 
 
 @given(mu=st.floats(1e-3, 1e4), delta=st.floats(1e-12, 0.4))
 @settings(deadline=None, max_examples=60)
 def test_the_exact_epsilon_solves_its_equation(mu: float, delta: float) -> None:
     epsilon = exact_gaussian_epsilon(mu=mu, delta=delta)
-    found = gaussian_delta(mu=mu, epsilon=epsilon)
-    assert found <= delta * (1 + 1e-6)
-    assert epsilon == 0 or found == pytest.approx(delta, rel=1e-5)
+    reached = gaussian_delta(mu=mu, epsilon=epsilon)
+    assert reached <= delta * (1 + 1e-6)
+    assert epsilon == 0 or reached == pytest.approx(delta, rel=1e-5)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0, 100.0])
@@ -241,7 +241,7 @@ def test_the_papers_accountant_is_as_far_above_the_numerical_one_as_documented(
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     ours = subsampled_gaussian_epsilon(noise_multiplier=noise, rate=rate, steps=steps, delta=1e-5)
-    interval = 1e-3 if steps > 100 else 1e-4
+    interval = 1e-4 if steps == 1 else 1e-3
     distribution = pld.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
     )
@@ -262,10 +262,10 @@ def test_a_pure_composition_equals_the_binomial_one() -> None:
     event = RandomisedResponse(
         epsilon=epsilon, coordinates=12, covers="signs", unit="record", count=5
     )
-    found = record_epsilon((event,), delta)
-    assert found < 0.7 * k * epsilon
-    assert exact_delta(found) <= delta
-    assert exact_delta(found - 0.1) > delta
+    composed = record_epsilon((event,), delta)
+    assert composed < 0.7 * k * epsilon
+    assert exact_delta(composed) <= delta
+    assert exact_delta(composed - 0.1) > delta
 
 
 def test_pure_and_gaussian_events_compose_no_worse_than_by_adding() -> None:

@@ -35,7 +35,7 @@ from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from defenses.cutmix import CutMix
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 from tests.test_learned_attacks import run, smashed
 
 Case = tuple[Seen, Truth, Context]
@@ -116,12 +116,12 @@ def test_cells_cut_images_into_blocks_and_back() -> None:
 
 def test_surroundings_are_the_nine_cells_around() -> None:
     values = torch.rand(2, 3, 4, 5, generator=generator(0, "around"))
-    found = surroundings(values)
+    around = surroundings(values)
     padded = torch.nn.functional.pad(values, (1, 1, 1, 1))
     for i in range(4):
         for j in range(5):
             expected = padded[:, :, i : i + 3, j : j + 3].flatten(2)
-            assert torch.equal(found[:, i * 5 + j], expected)
+            assert torch.equal(around[:, i * 5 + j], expected)
 
 
 # --- the regression by places -------------------------------------------------------------------
@@ -190,9 +190,9 @@ def test_an_absent_cell_shows_its_neighbours_and_no_value() -> None:
     present = torch.ones(4, 1, 3, 3)
     present[0, :, 1, 1] = 0
     grid = Grid(values=torch.randn(4, 2, 3, 3, generator=rng) * present, present=present)
-    found = Surroundings(grid)(grid).view(4, 9, -1)
-    around = found[..., : 3 * 9].view(4, 9, 3, 9)
-    others = found[..., 3 * 9 :].view(4, 9, 3, 8)
+    columns = Surroundings(grid)(grid).view(4, 9, -1)
+    around = columns[..., : 3 * 9].view(4, 9, 3, 9)
+    others = columns[..., 3 * 9 :].view(4, 9, 3, 8)
     assert bool((around[0, 4, :, 4] == 0).all())
     assert bool((around[1, 4, :2, 4] != 0).all())
     assert torch.equal(others[0, 4], around[0, 4][:, [0, 1, 2, 3, 5, 6, 7, 8]])
@@ -203,11 +203,11 @@ def test_wide_activations_are_reduced_to_what_varies() -> None:
     rng = generator(0, "wide")
     basis = torch.linalg.qr(torch.randn(400, 6, generator=rng)).Q
     values = torch.einsum("mkhw,dk->mdhw", torch.randn(40, 6, 2, 2, generator=rng), basis)
-    found = Surroundings(Grid(values=values, present=None))(Grid(values=values, present=None))
-    assert found.shape[2] <= local.WIDTH
-    assert float(found.square().sum()) > 0
+    reduced = Surroundings(Grid(values=values, present=None))(Grid(values=values, present=None))
+    assert reduced.shape[2] <= local.WIDTH
+    assert float(reduced.square().sum()) > 0
     inner = (values - values.mean(dim=0)) / (values - values.mean(dim=0)).square().mean().sqrt()
-    centre = found.view(40, 4, -1, 9)[..., 4].square().sum()
+    centre = reduced.view(40, 4, -1, 9)[..., 4].square().sum()
     assert float(centre) == pytest.approx(float(inner.square().sum()), rel=1e-3)
 
 
@@ -223,9 +223,9 @@ def test_the_smallest_penalty_leaves_out_exactly_beside_many_intercepts() -> Non
     y = torch.randn(rows, 3, generator=rng, dtype=torch.float64)
     strata = torch.arange(rows) % 2 * (1 + torch.arange(rows) // 2 % 2)
     everything = torch.ones(rows, dtype=torch.bool)
-    found = fit(x, y, group=group, strata=strata, judged=everything,
+    fitted = fit(x, y, group=group, strata=strata, judged=everything,
                 judge=lambda out: (out - y).square().mean())  # fmt: skip
-    assert found.loss > 0.9
+    assert fitted.loss > 0.9
 
 
 def test_a_hundred_public_images_open_tokens(photos: Dataset) -> None:
@@ -264,9 +264,8 @@ def test_the_loss_that_ridge_expects_is_the_one_it_has(digits: Dataset, std: flo
 def test_a_patch_is_present_or_absent_by_one_number(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=8)
     channel = Channel(parse_view(seen), ctx, max_features=4096)
-    grid = channel.grid(channel.blocks)
+    grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == (32, 16)
-    assert grid is not None
     assert grid.present is not None
     gone = grid.present == 0
     assert 0 < int(gone.sum()) < gone.numel()
@@ -285,9 +284,8 @@ class SendsHalf(Defense):
 def test_cells_sent_in_part_show_which_numbers(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, SendsHalf(), aux=20, model="lenet", cut="block1")
     channel = Channel(parse_view(seen), ctx, max_features=4096)
-    grid = channel.grid(channel.blocks)
+    grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == channel.blocks["smashed"].shape
-    assert grid is not None
     assert grid.present is not None
     assert grid.present.shape == (32, 1, 8, 8)
     assert 0.4 < float(grid.present.mean()) < 0.6
@@ -331,10 +329,10 @@ def test_absent_patches_are_filled_in_from_those_around(
 
 
 def test_the_decoder_sees_tokens_and_presence_as_a_map(digits: Dataset) -> None:
-    seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=20)
+    seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=10)
     channel = Channel(parse_view(seen), ctx, max_features=4096)
-    data = Data(Inverter(channel, ctx, rows=40), channel, ctx)
+    data = Data(Inverter(channel, ctx, rows=20), channel, ctx)
     assert data.feature_shape == (65, 4, 4)
-    seen, _, ctx = few(smashed(digits, "mlp3", "hidden1"), 20)
+    seen, _, ctx = few(smashed(digits, "mlp3", "hidden1"), 10)
     channel = Channel(parse_view(seen), ctx, max_features=4096)
-    assert len(Data(Inverter(channel, ctx, rows=40), channel, ctx).feature_shape) == 1
+    assert len(Data(Inverter(channel, ctx, rows=20), channel, ctx).feature_shape) == 1

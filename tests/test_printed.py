@@ -164,7 +164,8 @@ def planned(command: str) -> list[Row]:
         name, *options = arguments
         pairs = list(itertools.pairwise(options))
         suite = read_suite(name, [o for f, o in pairs if f == "--set"])
-        plan = expand(suite, dict(o.split("=", 1) for f, o in pairs if f == "--only"))
+        only = dict(o.split("=", 1) for f, o in pairs if f == "--only")
+        plan = expand(suite, {"seed": suite.seeds[0]} | only)  # all seeds run the same
         run = Run(suite=suite, trainings=())
         for members in settings_of(
             PlannedTraining(key="", job=job, cells=()) for job in plan.trainings
