@@ -112,10 +112,12 @@ class Folder:
         return comparison.compare_rows(self.done(), one, two, **asked)[0]
 
 
-def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(
-    tmp_path: Path,
-) -> None:
-    made = Folder(tmp_path)
+@pytest.fixture
+def made(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(made: Folder) -> None:
     floors = [0.0, 0.2]
     made.row("a", 0, {"dlg": [0.9, 0.1], "ridge": [0.2, 0.3]}, correct=80, floors=floors)
     made.row("b", 0, {"dlg": [0.4, 0.1], "ridge": [0.5, 0.1]}, correct=90, floors=floors)
@@ -131,8 +133,7 @@ def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(
     assert made.compared(attack="ridge").means == pytest.approx((0.25, 0.3))
 
 
-def test_a_smaller_error_is_the_larger_leak(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_a_smaller_error_is_the_larger_leak(made: Folder) -> None:
     made.row("a", 0, {"dlg": {"mse": [1.0, 4.0]}, "ridge": {"mse": [2.0, 2.0]}}, floors=[5.0, 5.0])
     made.row("b", 0, {"dlg": {"mse": [3.0, 3.0]}, "ridge": {"mse": [5.0, 5.0]}}, floors=[5.0, 5.0])
     assert made.compared().difference.interval.mean == pytest.approx((3.0 - 1.5) / 5)
@@ -142,9 +143,8 @@ def test_a_smaller_error_is_the_larger_leak(tmp_path: Path) -> None:
     assert compared.difference.interval.mean == 3.0
 
 
-def test_every_table_is_compared_by_its_own_metric(tmp_path: Path) -> None:
+def test_every_table_is_compared_by_its_own_metric(made: Folder, tmp_path: Path) -> None:
     """Images by SSIM and records by MSE, in one call."""
-    made = Folder(tmp_path)
     for dataset, metric in (("digits", "ssim"), ("adult", "mse")):
         for defense in ("a", "b"):
             made.row(defense, 0, {"dlg": {metric: [0.3, 0.4]}}, dataset=dataset)
@@ -153,8 +153,7 @@ def test_every_table_is_compared_by_its_own_metric(tmp_path: Path) -> None:
     assert [one.metric for one in comparisons] == ["ssim", "mse"]
 
 
-def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_only_seeds_that_both_rows_have_count(made: Folder) -> None:
     for seed in (0, 1, 2):
         made.row("a", seed, {"dlg": [0.5 + seed / 10, 0.6]}, floors=[0.0, 0.0])
     made.row("b", 0, {"dlg": [0.4, 0.4]}, floors=[0.0, 0.0])
@@ -165,8 +164,7 @@ def test_only_seeds_that_both_rows_have_count(tmp_path: Path) -> None:
     assert compared.drop.mean == pytest.approx(-0.1)
 
 
-def test_a_row_with_a_failed_attack_is_never_best(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_a_row_with_a_failed_attack_is_never_best(made: Folder) -> None:
     for seed in (0, 1):
         made.row("a", seed, {"dlg": [0.9] * 4, "ridge": [0.2] * 4})
         made.row("b", seed, {"dlg": "failed", "ridge": [0.1] * 4})
@@ -174,8 +172,7 @@ def test_a_row_with_a_failed_attack_is_never_best(tmp_path: Path) -> None:
     assert shown_marks(made) == {"b": "", "c": "*", "a": ""}
 
 
-def test_an_attack_that_is_not_applicable_to_one_row_does_not_threaten_it(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_an_attack_that_is_not_applicable_to_one_row_does_not_threaten_it(made: Folder) -> None:
     made.row("a", 0, {"dlg": "not_applicable", "ridge": [0.2, 0.3]}, floors=[0.0, 0.0])
     made.row("b", 0, {"dlg": [0.9, 0.9], "ridge": [0.1, 0.1]}, floors=[0.0, 0.0])
     assert made.compared().means == pytest.approx((0.25, 0.9))
@@ -197,8 +194,7 @@ def test_rows_are_compared_under_the_threat_where_each_leaks_most(tmp_path: Path
     assert made.compared("a", "c").difference.interval.mean == pytest.approx(0.333 - 0.5, abs=1e-3)
 
 
-def test_other_victims_are_not_paired(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_other_victims_are_not_paired(made: Folder) -> None:
     figures = [0.1, 0.9, 0.4, 0.6]
     made.row("a", 0, {"dlg": figures}, floors=[0.0, 0.1, 0.0, 0.1])
     made.row("b", 0, {"dlg": [v + 0.05 for v in figures]}, floors=[0.0, 0.1, 0.0, 0.1])
@@ -207,8 +203,7 @@ def test_other_victims_are_not_paired(tmp_path: Path) -> None:
     assert made.compared("a", "c").difference.p > 0.5
 
 
-def test_rows_are_named_by_as_many_settings_as_tell_them_apart(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_rows_are_named_by_as_many_settings_as_tell_them_apart(made: Folder) -> None:
     made.row("none", 0, {"dlg": [0.9, 0.9]})
     made.row("spm", 0, {"dlg": [0.5, 0.5]}, epsilon=1.0, clip=[1, 2], variant="printed")
     made.row("spm", 0, {"dlg": [0.4, 0.5]}, epsilon=10000.0, clip=[1, 2], variant="printed")
@@ -235,9 +230,8 @@ def shown_marks(made: Folder) -> dict[str, str]:
     return {r.defense: r.marks.text for r in leaderboard.rows(made.done())}
 
 
-def test_marks_say_which_rows_the_test_does_not_separate(tmp_path: Path) -> None:
+def test_marks_say_which_rows_the_test_does_not_separate(made: Folder) -> None:
     """a and b differ less than victims do, c from both, and d hardly from no defense."""
-    made = Folder(tmp_path)
     rng = numpy_generator(0, "tied")
     means = {"none": 0.85, "d": 0.84, "c": 0.6, "b": 0.21, "a": 0.2}
     for seed in (0, 1, 2):
@@ -246,8 +240,7 @@ def test_marks_say_which_rows_the_test_does_not_separate(tmp_path: Path) -> None
     assert shown_marks(made) == {"a": "*", "b": "*", "c": "", "d": "=", "none": ""}
 
 
-def test_compare_agrees_with_the_marks_of_every_row(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_compare_agrees_with_the_marks_of_every_row(made: Folder) -> None:
     rng = numpy_generator(0, "agree")
     for seed in (0, 1, 2):
         for place in range(8):
@@ -265,8 +258,7 @@ def test_compare_agrees_with_the_marks_of_every_row(tmp_path: Path) -> None:
             assert row.marks.undefended != less
 
 
-def test_trainings_that_waver_do_not_separate_rows(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_trainings_that_waver_do_not_separate_rows(made: Folder) -> None:
     for seed, gap in ((0, 0.3), (1, 0.02), (2, -0.05)):
         made.row("a", seed, {"dlg": [0.3] * 8})
         made.row("b", seed, {"dlg": [0.3 + gap] * 8})
@@ -274,10 +266,9 @@ def test_trainings_that_waver_do_not_separate_rows(tmp_path: Path) -> None:
     assert made.compared().verdict == "not separated"
 
 
-def test_leakage_is_of_the_attackers_selection_and_compare_too(tmp_path: Path) -> None:
+def test_leakage_is_of_the_attackers_selection_and_compare_too(made: Folder) -> None:
     """a's best answer by the truth is never selected: it is not trusted to be best, and b, the only
     one that is, has nothing to be compared with."""
-    made = Folder(tmp_path)
     low, high, middle = [0.2] * 8, [0.9] * 8, [0.5 + i / 100 for i in range(8)]
     made.row("a", 0, {"dlg": (low, [1.0] * 8), "ridge": (high, [2.0] * 8)}, floors=[0.0] * 8)
     made.row("b", 0, {"dlg": (middle, [1.0] * 8), "ridge": (low, [2.0] * 8)}, floors=[0.0] * 8)
@@ -295,8 +286,7 @@ def test_leakage_is_of_the_attackers_selection_and_compare_too(tmp_path: Path) -
     assert [f.code for f in last.flags] == [FlagCode.BY_BOUND]
 
 
-def test_a_table_whose_undefended_row_leaks_nothing_marks_nothing(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_a_table_whose_undefended_row_leaks_nothing_marks_nothing(made: Folder) -> None:
     floors = [0.2] * 8
     made.row("none", 0, {"dlg": [0.35 + i / 1000 for i in range(8)]}, floors=floors)
     made.row("spm", 0, {"dlg": [0.21] * 8}, floors=floors)
@@ -316,8 +306,7 @@ def compare(*arguments: str, columns: int = 80) -> tuple[int, str]:
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_the_command_prints_within_80_columns_and_as_strict_json(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_the_command_prints_within_80_columns_and_as_strict_json(made: Folder) -> None:
     rng = numpy_generator(0, "printed")
     for seed in (0, 1, 2):
         for name, leak in (("none", 0.9), ("spm", 0.5)):
@@ -359,17 +348,15 @@ MISSING_ROW = "compare takes two rows, A and B: leakbench report DIR --details l
     ],
 )
 def test_bad_input_ends_with_one_sentence(
-    arguments: tuple[str, ...], problem: str, tmp_path: Path
+    arguments: tuple[str, ...], problem: str, made: Folder
 ) -> None:
-    made = Folder(tmp_path)
     made.row("a", 0, {"dlg": [0.1, 0.2]})
     code, text = compare(str(made.done()), *arguments, columns=300)
     assert code == 2
     assert problem in text
 
 
-def test_a_row_without_a_common_seed_is_not_said_to_be_tied(tmp_path: Path) -> None:
-    made = Folder(tmp_path)
+def test_a_row_without_a_common_seed_is_not_said_to_be_tied(made: Folder) -> None:
     made.row("a", 0, {"dlg": [0.1] * 8}, floors=[0.0] * 8)
     made.row("b", 1, {"dlg": [0.9] * 8}, floors=[0.0] * 8)
     for seed in (0, 1):

@@ -31,6 +31,7 @@ from bench.records import (
     TrainJob,
     pack,
 )
+from tests.conftest import require
 from tests.made_records import attacked, trained
 
 ROOT = Path(__file__).parents[1]
@@ -88,8 +89,7 @@ def test_more_work_takes_proportionally_longer_where_the_plugin_computes_gradien
     known = Costs([finished(tmp_path / "run").values()], Environment())
     more = expand(suites.read_suite(str(suite), ["protocol.rounds=100", "budget=500"]))
     for job in (*more.trainings, *more.cells):
-        expected = known.of(job, "cpu")
-        assert expected is not None
+        expected = require(known.of(job, "cpu"))
         assert expected.group == group_of(job, "cpu")
         assert expected.seconds == pytest.approx(took(job))
 
@@ -124,8 +124,7 @@ def test_a_run_at_twice_the_budget_counts_and_what_did_not_apply_costs_nothing(
     costs = finished(tmp_path)
     assert costs.keys() == {"a" * 24, "b" * 24, "c" * 24}  # a failed job is run again
     assert costs["c" * 24] is None
-    taken = costs["b" * 24]
-    assert taken is not None
+    taken = require(costs["b" * 24])
     assert (taken.seconds, taken.grows) == (7.0, False)
 
 

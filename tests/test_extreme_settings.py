@@ -22,6 +22,7 @@ from bench.contract.events import Facts
 from bench.errors import UserError
 from bench.privacy.ledger import account, computable, gaussian_epsilon, subsampled_gaussian_epsilon
 from bench.registry import discover
+from tests.conftest import require
 from tests.docs_modules import formulas
 
 REGISTRY = discover()
@@ -37,8 +38,7 @@ FACTS: dict[str, tuple[Any, ...]] = {
 
 def numeric(name: str) -> dict[str, type]:
     """The numeric settings of a defense, with what they are."""
-    cls = REGISTRY.get("defense", name).cls
-    assert cls is not None
+    cls = require(REGISTRY.get("defense", name).cls)
     parameters = inspect.signature(cls, eval_str=True).parameters.values()
     kinds = {p.name: str(p.annotation) for p in parameters}
     return {
@@ -50,8 +50,7 @@ def numeric(name: str) -> dict[str, type]:
 
 def needed(name: str) -> dict[str, Any]:
     """Ordinary values of the settings without a default."""
-    cls = REGISTRY.get("defense", name).cls
-    assert cls is not None
+    cls = require(REGISTRY.get("defense", name).cls)
     missing = [n for n, p in inspect.signature(cls).parameters.items() if p.default is p.empty]
     kinds = numeric(name)
     return {n: 1.0 if kinds[n] is float else {"group": 2}.get(n, 4) for n in missing}
@@ -83,13 +82,13 @@ def test_every_defense_ends_in_a_number_or_a_sentence_within_a_second(
             defense = REGISTRY.defense(name, chosen)
             entry = account(defense, facts)
             with computable(defense, facts):
-                found = formulas.formulas(defense, facts)
+                derived = formulas.formulas(defense, facts)
         except UserError as error:
             sentence = str(error)
         else:
             sentence = ""
             numbers = [entry.eps_record, entry.eps_claimed, *entry.constants.values()]
-            numbers += [v for f in found for v in (f.value, f.really)]
+            numbers += [v for f in derived for v in (f.value, f.really)]
             assert not any(isinstance(v, float) and math.isnan(v) for v in numbers), entry
             assert entry.eps_record >= 0
     assert time.process_time() - began < 1

@@ -17,32 +17,26 @@ from typing import Any
 import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from typer.testing import CliRunner
 
 import bench
-from bench.cli import app
 from bench.errors import UserError
-from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Row
 from bench.report import curves, figures, leaderboard, paper, scatters
 from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
 from tests.conftest import TINY
-from tests.made_rows import attack, flag, worst
+from tests.made_rows import attack, flag, interval, worst
 from tests.made_rows import row as board_row
+from tests.small_folders import leakbench
 
 ROOT = Path(__file__).parents[1]
 
 
-def _interval(mean: float) -> Interval:
-    return Interval(mean=mean, lo=mean - 0.02, hi=mean + 0.02)
-
-
 def row(name: str, leak: float | None, accuracy: float | None, **changes: Any) -> Row:
     """A row of one attack."""
-    case = worst(_interval(leak)) if leak is not None else None
-    own = None if accuracy is None else _interval(accuracy)
+    case = worst(interval(leak, 0.02)) if leak is not None else None
+    own = None if accuracy is None else interval(accuracy, 0.02)
     return board_row(name, **{"worst": case, "accuracy": own, **changes})
 
 
@@ -287,10 +281,8 @@ def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> No
     suite["tasks"] = [{"dataset": "breast_cancer", "model": "logistic"}]
     made = bench.run(suite, only={"defense": "none"}, out=tmp_path, jobs=0, progress=False)
     assert list(tmp_path.rglob("reconstruction.safetensors"))
-    ended = CliRunner().invoke(
-        app, ["report", str(made.folder), "--format", "md", "--figures", "png"]
-    )
-    assert ended.exit_code == 0, ended.output
+    code, text = leakbench("report", made.folder, "--format", "md", "--figures", "png")
+    assert code == 0, text
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         f"fedavg-breast_cancer-logistic-init-{name}.png" for name in ("attacks",)
     ] + ["fedavg-overview.png"]

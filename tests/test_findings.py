@@ -13,6 +13,7 @@ from bench.report import leaderboard
 from bench.report.overview import by_protocol
 from bench.report.tables import tables
 from bench.report.verdicts import accuracy_drop, undefended
+from tests.conftest import require
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +87,10 @@ def test_training_alone_wins_where_labels_are_skewed_and_loses_where_not() -> No
     lost = {}
     for _, members in tables(rows("findings/alone")):
         (alone,) = (r for r in members if r.defense == "standalone")
-        bare = undefended(members)
-        assert bare is not None
+        bare = require(undefended(members))
         told = alone.protocol_settings
         skew = told.alpha if told.partition == "dirichlet" else None
-        drop = accuracy_drop(alone, bare)
-        assert drop is not None
+        drop = require(accuracy_drop(alone, bare))
         lost[alone.dataset, skew] = drop.mean
     for dataset in ("mnist", "adult"):
         assert lost[dataset, 0.1] < 0 < lost[dataset, None]

@@ -120,8 +120,8 @@ def test_a_mod_captures_what_came_and_what_left(
     cross_entropy(net(digits.train_x[:2]), digits.train_y[:2]).backward()
     moved = seen.before["1.weight"] - seen.messages[0].parts["1.weight"].values
     assert torch.allclose(moved, 0.1 * net[1].weight.grad, atol=1e-6)
-    (found,) = bench.attack(tmp_path / "round-4-client-3", "ilrg", model=network())
-    assert found.means()["lnacc"] == 1.0
+    (attacked,) = bench.attack(tmp_path / "round-4-client-3", "ilrg", model=network())
+    assert attacked.means()["lnacc"] == 1.0
 
 
 def test_a_masked_upload_is_not_captured_and_that_is_said(digits: Dataset, tmp_path: Path) -> None:

@@ -126,14 +126,14 @@ def test_what_no_place_has_is_no_column(registry: Registry) -> None:
 
 
 def test_a_formula_whose_name_has_the_fact_in_it_stays_one_column(registry: Registry) -> None:
-    found = accounts_over(
+    accounts = accounts_over(
         registry,
         "selective_shield",
         settings={"noise_multiplier": 2.0},
         facts={"parameters": 1},
         over={"clients": [2, 9]},
     )
-    assert not formulas.columns(found).isna().any(axis=None)
+    assert not formulas.columns(accounts).isna().any(axis=None)
 
 
 def test_a_name_of_a_setting_and_a_fact_says_which(registry: Registry) -> None:
@@ -146,14 +146,14 @@ def test_a_name_of_a_setting_and_a_fact_says_which(registry: Registry) -> None:
 
 
 def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Registry) -> None:
-    found = accounts_over(
+    accounts = accounts_over(
         registry,
         "spm+selective_shield",
         settings={"spm.epsilon": 1.0},
         facts={"parameters": 10},
         over={"selective_shield.noise_multiplier": [1.0, 2.0]},
     )
-    assert len(found) == 2
+    assert len(accounts) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import bench
 from bench import records
 from bench import suite as suites
-from bench.cli import app
 from bench.harness.merge import merge, notes
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of, write_whole
@@ -32,6 +30,7 @@ from tests.conftest import TINY
 from tests.conftest import part as share
 from tests.made_records import VERSIONS, attacked_for, trained_for
 from tests.runs import timeless
+from tests.small_folders import leakbench
 
 Run = dict[str, Any]
 
@@ -175,6 +174,12 @@ def test_shards_merge_to_the_run_and_leaderboard_of_the_whole(
         assert timeless(plain(record)) == timeless(plain(again))
 
 
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Two folders of the same figures."""
+    return [write_part(tmp_path / name) for name in "ab"]
+
+
 def test_artifacts_are_copies_that_no_later_run_reaches(tmp_path: Path) -> None:
     part = write_part(tmp_path / "p")
     merge([part], tmp_path / "out")
@@ -209,8 +214,9 @@ def test_attacks_on_a_training_that_failed_are_left_out_where_another_folder_has
     assert not (tmp_path / "open" / "records" / "attack").exists()
 
 
-def test_different_figures_under_one_key_are_an_error_that_names_it(tmp_path: Path) -> None:
-    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+def test_different_figures_under_one_key_are_an_error_that_names_it(
+    tmp_path: Path, parts: list[Path]
+) -> None:
     path = sorted((parts[1] / "records" / "attack").iterdir())[0]
     record = json.loads(path.read_text())
     record["values"]["ssim"][0] /= 2
@@ -221,8 +227,7 @@ def test_different_figures_under_one_key_are_an_error_that_names_it(tmp_path: Pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_different_artifacts_of_one_key_are_an_error(tmp_path: Path) -> None:
-    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+def test_different_artifacts_of_one_key_are_an_error(tmp_path: Path, parts: list[Path]) -> None:
     next((parts[1] / "artifacts").rglob("*.safetensors")).write_text("other")
     with pytest.raises(ValueError, match="differs from the same artifact"):
         merge(parts, tmp_path / "out")
@@ -263,9 +268,8 @@ def test_devices_and_versions_are_kept_and_said(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_belong_together_is_refused_in_one_sentence(
-    tmp_path: Path, change: Callable[[Run], object], message: str
+    tmp_path: Path, parts: list[Path], change: Callable[[Run], object], message: str
 ) -> None:
-    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
     edit(parts[0], lambda r: r.update(code={"leakbench": "a", "defense spm": "s"}))
     edit(parts[1], lambda r: change(r) and None)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -275,8 +279,7 @@ def test_what_does_not_belong_together_is_refused_in_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_code_hashes_of_parts_are_joined(tmp_path: Path) -> None:
-    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+def test_code_hashes_of_parts_are_joined(tmp_path: Path, parts: list[Path]) -> None:
     edit(parts[0], lambda r: r.update(code={"leakbench": "a", "defense spm": "s"}))
     edit(parts[1], lambda r: r.update(code={"leakbench": "a", "attack dlg": "d"}))
     merge(parts, tmp_path / "out")
@@ -293,8 +296,9 @@ def test_code_that_later_parts_share_is_compared_too(tmp_path: Path) -> None:
             merge(order, tmp_path / "out")
 
 
-def test_ciphertexts_of_other_lengths_are_no_other_figures(tmp_path: Path) -> None:
-    parts = [write_part(tmp_path / "a"), write_part(tmp_path / "b")]
+def test_ciphertexts_of_other_lengths_are_no_other_figures(
+    tmp_path: Path, parts: list[Path]
+) -> None:
     path = next((parts[1] / "records" / "train").iterdir())
     record = json.loads(path.read_text())
     file = next((parts[1] / "artifacts" / path.stem).iterdir())
@@ -342,10 +346,8 @@ def test_the_command_publishes_the_merged_leaderboard(tmp_path: Path) -> None:
         )
         for device, half in (("cuda", False), ("cpu", True))
     ]  # fmt: skip
-    ended = CliRunner().invoke(app, ["merge", *map(str, parts), "--out", str(tmp_path / "out")],
-                               env={"COLUMNS": "200"})  # fmt: skip
-    text = " ".join((ended.stdout + ended.stderr).split())
-    assert ended.exit_code == 0, text
+    code, text = leakbench("merge", *parts, "--out", tmp_path / "out")
+    assert code == 0, text
     assert "warning: the parts ran on different devices (cpu, cuda)" in text
     assert f"6 trainings and {N_CELLS} cells of 2 folder(s)" in text
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
@@ -354,7 +356,5 @@ def test_the_command_publishes_the_merged_leaderboard(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         assert f"\n- `leakbench run on {device}`\n" in report
     shutil.rmtree(parts[0])
-    arguments = ["merge", *map(str, parts), "--out", str(tmp_path / "new")]
-    ended = CliRunner().invoke(app, arguments)
-    assert ended.exit_code == 2
-    assert "is no result folder" in ended.stderr
+    code, text = leakbench("merge", *parts, "--out", tmp_path / "new")
+    assert (code, "is no result folder" in text) == (2, True)

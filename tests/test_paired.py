@@ -13,6 +13,7 @@ from scipy import stats
 
 from bench.metrics.paired import ALPHA, Difference, Outcomes, differences, holm
 from bench.seeding import numpy_generator
+from tests.conftest import require
 
 TRIES = 300
 
@@ -23,21 +24,19 @@ def outcomes(*means: float, spread: float = 0.05, victims: int = 4) -> Outcomes:
 
 
 def one(rows: list[Outcomes], reference: int = 0, place: int = 1, **more: Any) -> Difference:
-    found = differences(rows, reference, **more)[place]
-    assert found is not None
-    return found
+    return require(differences(rows, reference, **more)[place])
 
 
 def test_of_two_rows_it_is_students_test_where_seeds_differ_more_than_victims() -> None:
     base = outcomes(0.5, 0.5, 0.5)
     row = outcomes(0.6, 0.9, 0.7)  # the same steps: no difference within a seed
-    found = one([base, row])
-    assert found.p == pytest.approx(stats.ttest_1samp([0.1, 0.4, 0.2], 0).pvalue)
+    difference = one([base, row])
+    assert difference.p == pytest.approx(stats.ttest_1samp([0.1, 0.4, 0.2], 0).pvalue)
     lo, hi = stats.t.interval(0.95, 2, loc=0.7 / 3, scale=stats.sem([0.1, 0.4, 0.2]))
-    assert (found.interval.lo, found.interval.hi) == pytest.approx((lo, hi))
-    assert found.seed_means == pytest.approx((0.1, 0.4, 0.2))
-    assert found.adjusted == found.p
-    assert found.victims == (4, 4, 4)
+    assert (difference.interval.lo, difference.interval.hi) == pytest.approx((lo, hi))
+    assert difference.seed_means == pytest.approx((0.1, 0.4, 0.2))
+    assert difference.adjusted == difference.p
+    assert difference.victims == (4, 4, 4)
 
 
 def test_further_rows_lend_their_degrees_of_freedom() -> None:
@@ -61,8 +60,8 @@ def test_further_rows_lend_their_degrees_of_freedom() -> None:
 def test_with_one_seed_it_is_students_test_over_victims() -> None:
     rng = numpy_generator(0, "victims")
     base, row = rng.normal(size=8), rng.normal(0.5, size=8)
-    found = one([{0: base}, {0: row}])
-    assert found.p == pytest.approx(stats.ttest_rel(row, base).pvalue)
+    difference = one([{0: base}, {0: row}])
+    assert difference.p == pytest.approx(stats.ttest_rel(row, base).pvalue)
     apart = one([{0: base}, {0: row}], paired=[True, False])
     error = math.sqrt(base.var(ddof=1) / 8 + row.var(ddof=1) / 8)
     mean = row.mean() - base.mean()
@@ -81,11 +80,11 @@ def test_no_p_value_is_below_that_of_a_permutation_of_signs() -> None:
 
 def test_rows_without_a_common_seed_are_not_compared() -> None:
     base = outcomes(0.1, 0.2)
-    found = differences([base, {7: np.ones(4)}, outcomes(0.1, 0.2, 0.9)], 0)
-    assert found[0] is None
-    assert found[1] is None
-    assert found[2] is not None
-    assert found[2].seed_means == (0.0, 0.0)
+    difference = differences([base, {7: np.ones(4)}, outcomes(0.1, 0.2, 0.9)], 0)
+    assert difference[0] is None
+    assert difference[1] is None
+    assert difference[2] is not None
+    assert difference[2].seed_means == (0.0, 0.0)
 
 
 def test_holm_by_hand() -> None:
@@ -101,14 +100,14 @@ def test_holm_by_hand() -> None:
 @settings(max_examples=40, deadline=None)
 def test_it_ignores_order_and_turns_with_the_rows(values: list[float], order: Any) -> None:
     base, row = ({s: np.array(values[o + 3 * s : o + 3 * s + 3]) for s in (0, 1)} for o in (0, 6))
-    found, turned = one([base, row]), one([base, row], reference=1, place=0)
-    assert turned.p == pytest.approx(found.p)
-    assert found.reversed().interval.mean == pytest.approx(turned.interval.mean)
-    assert found.reversed().interval.lo == pytest.approx(turned.interval.lo)
+    difference, turned = one([base, row]), one([base, row], reference=1, place=0)
+    assert turned.p == pytest.approx(difference.p)
+    assert difference.reversed().interval.mean == pytest.approx(turned.interval.mean)
+    assert difference.reversed().interval.lo == pytest.approx(turned.interval.lo)
     places = order.sample(range(3), 3)
     mixed = one([{s: v[places] for s, v in base.items()}, {s: v[places] for s, v in row.items()}])
-    assert mixed.p == pytest.approx(found.p)
-    assert found.separated == (found.adjusted <= ALPHA)
+    assert mixed.p == pytest.approx(difference.p)
+    assert difference.separated == (difference.adjusted <= ALPHA)
 
 
 def errors(rows: int, seeds: int, victims: int, uneven: bool) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.registry import Registry
+from tests.conftest import require
 
 NOISE: dict[str, Any] = {"noise_multiplier": 1.0, "clip_norm": 1.0}
 BOUNDED: dict[str, Any] = {"epsilon": 1.0, "bound": 1.0}
@@ -129,8 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_a_bad_setting_is_refused_by_the_class(
     registry: Registry, name: str, changes: dict[str, Any], message: str
 ) -> None:
-    made = registry.get("defense", name).cls
-    assert made is not None
+    made = require(registry.get("defense", name).cls)
     with pytest.raises(ValueError, match=message) as refused:
         made(**{**GIVEN.get(name, {}), **changes})
     assert str(refused.value).endswith(".")

@@ -11,6 +11,7 @@ import pytest
 from bench.metrics.named import leak
 from bench.records import Convergence, FlagCode
 from bench.report import entries, scatters, verdicts
+from tests.conftest import require
 from tests.made_records import attacked, trained
 from tests.made_rows import attack, interval, row, worst
 
@@ -31,8 +32,7 @@ def test_the_worst_case_compares_attacks_on_the_same_victims_of_the_same_seed() 
         0: {"whole": answered([0.2, 0.4])},
         1: {"half": answered([0.1, 0.9]), "whole": answered([0.6, 0.7])},
     }
-    case = worst_case(records, "ssim", by_truth=True)
-    assert case is not None
+    case = require(worst_case(records, "ssim", by_truth=True))
     assert case.interval.mean == pytest.approx(np.mean([0.2, 0.4, 0.6, 0.9]))
     assert case.attack == "whole"  # worst for three of four victims
 
@@ -46,10 +46,8 @@ def test_the_attacker_chooses_by_judged_loss_and_never_by_the_truth() -> None:
             "floor": answered([0.3, 0.3, 0.3], judged=[5.0, 0.5, 10.0], is_floor=True),
         }
     }
-    choice = worst_case(records, "ssim", by_truth=False)
-    bound = worst_case(records, "ssim", by_truth=True)
-    assert choice is not None
-    assert bound is not None
+    choice = require(worst_case(records, "ssim", by_truth=False))
+    bound = require(worst_case(records, "ssim", by_truth=True))
     assert choice.interval.mean == pytest.approx(np.mean([0.2, 0.3, 0.3]))
     assert choice.attack == "b"  # chosen for two of three victims
     assert bound.interval.mean == 1.0

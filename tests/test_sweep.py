@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.records import Run
 from bench.report import leaderboard
+from tests.small_folders import call, leakbench
 
 WITH_IMAGES = {
     'name = "ilrg"': 'name = "analytic"', '["init", "final"]': '["init"]', "[0.5, 2.0]": "2.0",
@@ -20,8 +19,7 @@ WITH_IMAGES = {
 
 
 def swept(suite: Path, out: Path, *more: str) -> str:
-    arguments = ["sweep", str(suite), "--out", str(out), "--jobs", "0", *more]
-    result = CliRunner().invoke(app, arguments)
+    result = call("sweep", suite, "--out", out, "--jobs", "0", *more)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -74,23 +72,12 @@ def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path
         ("threat.rounds=1,3,3", "--over threat.rounds names a value twice, got '1,3,3'"),
         ("threat.round=1,2", "unknown key 'threats.0.round'"),
         ("threat.rounds=1,50", "observes 50 rounds, but checkpoint final has 2 states"),
+        ("threat.rounds=1,2 --figures pgn", "png"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_any_work(
     tiny: Callable[..., Path], tmp_path: Path, over: str, said: str
 ) -> None:
-    arguments = ["sweep", str(tiny()), "--over", over, "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_figure_format_is_refused_before_any_work(
-    tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    arguments = ["sweep", str(tiny()), "--over", "threat.rounds=1,2", "--figures", "pgn"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 2
-    assert "png" in result.output
+    code, text = leakbench("sweep", tiny(), "--over", *over.split(), "--out", tmp_path / "out")
+    assert (code, said in text) == (2, True), text
     assert not (tmp_path / "out").exists()

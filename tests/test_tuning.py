@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from bench import suite as suites
 from bench import tuning
-from bench.cli import app
 from bench.contract.defense import Strength
 from bench.data import load_dataset
 from bench.errors import UserError
@@ -22,7 +20,9 @@ from bench.records import FlagCode, Row
 from bench.registry import Registry
 from bench.suite import Suite, grid
 from bench.tuning import Search, searches, tuned_text
+from tests.conftest import require
 from tests.made_rows import flag, interval, row
+from tests.small_folders import leakbench
 
 TWO_TASKS = """
 name = "two"
@@ -176,8 +176,7 @@ def test_all_defenses_are_trained_side_by_side_without_attacks_or_audits(
 def test_what_does_not_learn_loses_everything(two: Suite, registry: Registry) -> None:
     tuned = tuning.tune(two, registry, player(lambda noise: noise), losses=[0.5, 0.99], steps=8)
     assert tuned[0].lost[10.0] == math.inf
-    best = tuned[0].best(0.99)
-    assert best is not None
+    best = require(tuned[0].best(0.99))
     assert best < 0.81
 
 
@@ -244,22 +243,20 @@ def test_the_command_trains_and_writes_a_suite(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = ["tune", str(tiny()), "--jobs", "0", "--steps", "1", "--loss", "10,100"]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
-    assert result.exit_code == 0, result.output
+    arguments = ("tune", tiny(), "--jobs", "0", "--steps", "1", "--loss", "10,100")
+    code, text = leakbench(*arguments)
+    assert code == 0, text
     made = tomllib.loads((tmp_path / "tiny_tuned.toml").read_text())
     assert made["name"] == "tiny_tuned"
-    assert "Run it: leakbench run tiny_tuned.toml" in " ".join(result.output.split())
-    again = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
-    assert again.exit_code == 2
-    assert "exists; name another file" in " ".join(again.output.split())
+    assert "Run it: leakbench run tiny_tuned.toml" in text
+    code, text = leakbench(*arguments)
+    assert (code, "exists; name another file" in text) == (2, True)
 
 
 @pytest.mark.parametrize("loss", ["", "a", "1,1", "-1", "101"])
 def test_losses_that_are_none_are_refused_in_one_sentence(
     loss: str, tiny: Callable[..., Path]
 ) -> None:
-    arguments = ["tune", str(tiny()), "--loss", loss]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert f"--loss takes different points of accuracy, as 1,5,10, got '{loss}'." in result.output
+    code, text = leakbench("tune", tiny(), "--loss", loss)
+    assert code == 2
+    assert f"--loss takes different points of accuracy, as 1,5,10, got '{loss}'." in text
