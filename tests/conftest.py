@@ -9,6 +9,8 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +56,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is left in the user's folder for caches, nor read from there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed_plugins() -> Iterator[None]:
+    """The installed defenses and attacks, which no test changes, are looked up once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.registry.entry_points", cache(entry_points))
         yield
 
 
