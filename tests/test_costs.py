@@ -9,11 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench import suite as suites
-from bench.cli import app
-from bench.cli.options import console
 from bench.harness import launch
 from bench.harness.environment import Environment
 from bench.harness.forecast import Costs, finished, group_of, shipped
@@ -33,14 +30,10 @@ from bench.records import (
 )
 from tests.conftest import require
 from tests.made_records import attacked, trained
+from tests.small_folders import leakbench
 
 ROOT = Path(__file__).parents[1]
 KINDS: tuple[Kind, ...] = ("train", "attack")
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_width", 200)
 
 
 @pytest.fixture
@@ -49,9 +42,9 @@ def suite(tiny: Callable[..., Path]) -> Path:
 
 
 def plan(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"LEAKBENCH_DATA": ""})
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    code, text = leakbench("plan", *arguments)
+    assert code == 0, text
+    return text
 
 
 def took(job: TrainJob | AttackJob) -> float:
@@ -159,7 +152,7 @@ def test_plan_says_what_is_not_cached_would_take_and_writes_nothing(
     assert told["bytes"] > 3 * 5000
     assert told["peak_host_bytes"] == 7e8
     assert (told["rows"][0]["trainings"], told["rows"][0]["cells"]) == (3, 12)
-    text = " ".join(plan(*arguments).split())
+    text = plan(*arguments)
     assert "3 trainings (0 cached), 12 attack cells (0 cached)." in text
     assert "core-hours, by medians of measured jobs." in text
     assert "epsilon=0.5" not in text
@@ -190,6 +183,5 @@ def test_a_disk_that_is_too_small_is_pointed_out(
 
 
 def test_a_folder_without_records_is_refused(suite: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["plan", str(suite), "--costs", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "holds no records" in result.stderr
+    code, text = leakbench("plan", suite, "--costs", tmp_path)
+    assert (code, "holds no records" in text) == (2, True)

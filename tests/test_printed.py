@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.harness.plan import expand
 from bench.metrics.intervals import Interval
 from bench.records import PlannedTraining, Row, Run
@@ -23,6 +21,7 @@ from bench.report.leaderboard import heading, settings_of
 from bench.suite import read_suite
 from tests.docs_modules import formulas, printed
 from tests.made_rows import row
+from tests.small_folders import leakbench
 
 ROOT = Path(__file__).parents[1]
 TABLES = [(p, t) for p in printed.papers() for t in printed.read_paper(p).tables]
@@ -139,15 +138,10 @@ def test_a_cell_may_be_a_formula_of_the_ledger(registry: Registry) -> None:
         factor=1.0,
     )
     ((cell,),) = printed.compared(table, [], registry).cells
-    said = CliRunner().invoke(
-        app,
-        shlex.split(
-            "ledger gaussian --set noise_multiplier=2 --set clip_norm=1 "
-            "--facts parameters=10,rounds=4,clients=2 --json"
-        ),
-    )
+    _, text = leakbench("ledger", "gaussian", "--set", "noise_multiplier=2", "--set", "clip_norm=1",
+                        "--facts", "parameters=10,rounds=4,clients=2", "--json")  # fmt: skip
     assert cell.measured is not None
-    assert f'"eps_record": {cell.measured.value.mean}' in said.stdout
+    assert f'"eps_record": {cell.measured.value.mean}' in text
 
 
 # --- the papers that are shipped ------------------------------------------------------------------
@@ -218,8 +212,8 @@ def test_every_table_of_a_paper_is_shown_with_its_ledger(
             if verb == "docs/formulas.py":
                 assert formulas.main(arguments)
             if verb == "ledger":
-                done = CliRunner().invoke(app, [verb, *arguments])
-                assert done.exit_code == 0, done.output
+                code, text = leakbench(verb, *arguments)
+                assert code == 0, text
 
 
 def test_every_paper_and_table_has_its_place_in_the_docs() -> None:

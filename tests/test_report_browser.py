@@ -69,12 +69,12 @@ class Visit:
         assert [u for u in self.asked if not u.startswith(own)] == []
         self.context.close()
 
-    def names(self, board: str = "#t1") -> list[str]:
-        """Defenses of the rows that are shown, in order."""
-        names: list[str] = self.page.eval_on_selector_all(
-            f"{board} tbody tr[data-i]:not([hidden])", "rows => rows.map(r => r.dataset.d)"
-        )
-        return names
+
+def names(page: Any) -> list[str]:
+    """Defenses of the first table's rows that are shown, in order."""
+    shown = "#t1 tbody tr[data-i]:not([hidden])"
+    defenses: list[str] = page.eval_on_selector_all(shown, "rows => rows.map(r => r.dataset.d)")
+    return defenses
 
 
 def toy_rows() -> list[Any]:
@@ -119,42 +119,41 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def visit(browser: Any, report: Path) -> Iterator[Visit]:
-    """The made-up page, in which nothing may go wrong."""
-    opened = Visit(browser, report)
-    yield opened
-    opened.clean()
+def page(browser: Any, report: Path) -> Iterator[Any]:
+    """The made-up report, in which nothing may go wrong."""
+    visit = Visit(browser, report)
+    yield visit.page
+    visit.clean()
 
 
-def test_columns_sort_as_numbers_inf_above_all_and_missing_last(visit: Visit) -> None:
+def test_columns_sort_as_numbers_inf_above_all_and_missing_last(page: Any) -> None:
     heads = [c.head for c in boards.boards(toy_rows())[0].columns]
 
     def press(title: str) -> str | None:
-        head = visit.page.locator("#t1 thead th").nth(heads.index(title))
+        head = page.locator("#t1 thead th").nth(heads.index(title))
         head.locator(".sort").click()
         sort: str | None = head.get_attribute("aria-sort")
         return sort
 
-    assert visit.names() == ["beta", "alpha", "none", "broken"]
+    assert names(page) == ["beta", "alpha", "none", "broken"]
     assert press("ε claimed") == "ascending"
-    assert visit.names() == ["beta", "alpha", "broken", "none"]  # 9, 10, inf, no claim
+    assert names(page) == ["beta", "alpha", "broken", "none"]  # 9, 10, inf, no claim
     assert press("ε claimed") == "descending"
-    assert visit.names() == ["broken", "alpha", "beta", "none"]
+    assert names(page) == ["broken", "alpha", "beta", "none"]
     press("accuracy")
-    assert visit.names() == ["alpha", "beta", "none", "broken"]
+    assert names(page) == ["alpha", "beta", "none", "broken"]
     press("defense")
-    assert visit.names() == ["alpha", "beta", "broken", "none"]
-    assert visit.page.locator("#t1 [aria-sort]").count() == 1
-    visit.page.locator("#t1 .open").first.click()
+    assert names(page) == ["alpha", "beta", "broken", "none"]
+    assert page.locator("#t1 [aria-sort]").count() == 1
+    page.locator("#t1 .open").first.click()
     press("defense")
-    opened = visit.page.locator("#t1 tr.detail").evaluate("d => d.previousElementSibling.dataset.d")
+    opened = page.locator("#t1 tr.detail").evaluate("d => d.previousElementSibling.dataset.d")
     assert opened == "alpha"  # an opened row keeps its details
 
 
 def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
-    browser: Any, report: Path, visit: Visit
+    browser: Any, report: Path, page: Any
 ) -> None:
-    page = visit.page
     count = page.locator(".count")
     assert count.inner_text() == "5 rows in 2 tables"
     page.select_option("select[name=defense]", "alpha")
@@ -168,12 +167,12 @@ def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
     page.locator("button[type=reset]").click()
     page.wait_for_function("!location.hash")
     page.fill("input[name=q]", "claim per CLIENT clip")
-    assert visit.names() == ["beta"]
+    assert names(page) == ["beta"]
     page.fill("input[name=q]", "nothing like this")
     assert "None of 5 rows fits" in count.inner_text()
     page.fill("input[name=q]", "")
     page.check("input[name=useful]")
-    assert visit.names() == ["beta", "alpha", "none"]
+    assert names(page) == ["beta", "alpha", "none"]
     again = Visit(browser, report, "#" + link.split("#")[1])
     assert again.page.locator(".count").inner_text() == "1 of 5 rows, in 1 table"
     assert again.page.locator("select[name=defense]").input_value() == "alpha"
@@ -185,8 +184,7 @@ def test_filters_hold_for_all_tables_and_are_kept_in_the_address(
     again.clean()
 
 
-def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(visit: Visit) -> None:
-    page = visit.page
+def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(page: Any) -> None:
     button = page.locator("#t1 .open").nth(1)
     button.focus()
     page.keyboard.press("Enter")
@@ -207,8 +205,7 @@ def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(visit: Visi
     assert button.evaluate("b => b === document.activeElement")
 
 
-def test_pictures_are_drawn_when_opened_with_words_for_each(visit: Visit) -> None:
-    page = visit.page
+def test_pictures_are_drawn_when_opened_with_words_for_each(page: Any) -> None:
     assert page.locator("img:not(.plot)").count() == 0
     page.locator("#t1 .open").first.click()
     assert page.locator("img:not(.plot)").count() == 0
@@ -236,8 +233,7 @@ def test_pictures_are_drawn_when_opened_with_words_for_each(visit: Visit) -> Non
     page.locator("#t1 tr.detail").last.get_by_text("First 2 of 30 features").wait_for()
 
 
-def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(visit: Visit) -> None:
-    page = visit.page
+def test_flags_columns_and_failures_explain_themselves_and_close_by_escape(page: Any) -> None:
     note = page.locator("#note")
     for selector, words in (
         ("#t1 tbody .chip", "do not compare it with claims"),
@@ -337,13 +333,10 @@ def test_hostile_names_run_nothing_and_ask_for_nothing(browser: Any, tmp_path: P
     visit.clean()
 
 
-def test_print_leaves_controls_out_and_shows_whole_tables(visit: Visit) -> None:
-    visit.page.emulate_media(media="print")
-    assert not visit.page.locator(".filters").is_visible()
-    assert (
-        visit.page.locator("#t1 .scroll").evaluate("b => getComputedStyle(b).overflowX")
-        == "visible"
-    )
+def test_print_leaves_controls_out_and_shows_whole_tables(page: Any) -> None:
+    page.emulate_media(media="print")
+    assert not page.locator(".filters").is_visible()
+    assert page.locator("#t1 .scroll").evaluate("b => getComputedStyle(b).overflowX") == "visible"
 
 
 def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> None:
@@ -355,9 +348,8 @@ def test_without_scripts_the_tables_are_complete(browser: Any, report: Path) -> 
 
 
 def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
-    visit: Visit,
+    page: Any,
 ) -> None:
-    page = visit.page
 
     def cell(defense: str) -> str:
         lines = page.locator("#overview tbody:visible tr")
@@ -373,8 +365,7 @@ def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
     assert page.locator("#overview tbody:visible").count() == 1
 
 
-def test_a_figure_of_the_overview_leads_to_its_row(visit: Visit) -> None:
-    page = visit.page
+def test_a_figure_of_the_overview_leads_to_its_row(page: Any) -> None:
     page.locator("#overview tbody:visible tr").last.locator("td a").first.click()
     page.wait_for_function("location.hash === '#t1-2'")
     assert page.locator("tr:target").get_attribute("data-d") == "none"
