@@ -354,7 +354,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
         folder.mkdir(exist_ok=True)
         with (shared / f"once-{name}.lock").open("a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if lock.tell() == 0:
+            if os.fstat(lock.fileno()).st_size == 0:
                 fill(folder)
                 lock.write("filled")
         return folder
