@@ -70,7 +70,8 @@ def plugins(tmp_path: Path) -> tuple[Path, ...]:
 
 def cascade(tiny: Callable[..., Path], cheap: str, costly: str, after: str) -> Path:
     ending = f'[[attacks]]\nname = "{costly}"\nafter = [{after}]'
-    return tiny(**{CHEAP: f'[[attacks]]\nname = "{cheap}"', COSTLY: ending})
+    first = f'[[attacks]]\nname = "{cheap}"'
+    return tiny(**{CHEAP: first, COSTLY: ending, "epsilon = [0.5, 2.0]": "epsilon = 0.5"})
 
 
 def records(folder: Path) -> dict[tuple[str, str], AttackRecord]:

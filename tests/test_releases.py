@@ -317,7 +317,7 @@ def test_what_the_server_returned_explains_all_steps_of_one_sample(digits: Datas
     """No label and no server stage is needed, whatever these did between the steps."""
     network = network_for(digits)
     defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
-    seen, truth = at_init(digits, network, defense, 1, split=True, local_epochs=6)
+    seen, truth = at_init(digits, network, defense, 1, split=True, local_epochs=3)
     ctx = context(digits, network, defense, seen)
     uploads = Evidence(parse_view(seen), ctx, dtype=torch.float64).uploads
     assert uploads is not None

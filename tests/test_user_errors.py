@@ -99,7 +99,7 @@ BAD = [
     ("report /no/such/folder", "is no result folder"),
     ("report HERE/empty", "run.json"),
     ("report HERE/spoilt", "run.json"),
-    ("check HERE/none.py", "HERE/none.py"),
+    pytest.param("check HERE/none.py", "HERE/none.py", marks=pytest.mark.slow),  # a process
     ("verify /no/such/folder", "no such folder"),
     ("new defence my_defense --dir HERE/empty", "Did you mean 'defense'"),
     ("new defense spm --dir HERE/empty", "name of a known defense"),

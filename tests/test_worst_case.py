@@ -91,7 +91,7 @@ def test_perturbed_signs_of_a_trained_network_are_seen_through(
 ) -> None:
     network = network_for(digits)
     seen, truth = trained(digits, network, defense)
-    answer = IDLG().run(seen, context_for(digits, network, defense))
+    answer = IDLG().run(seen, context_for(digits, network, defense, budget=100))
     assert answer.labels is not None
     assert answer.labels.equal(truth.y)
     assert similarity(answer, truth) > 0.95
@@ -114,7 +114,7 @@ def test_the_sum_of_the_encrypted_zone_opens_the_images(
     shielded: tuple[Seen, Truth, Context],
 ) -> None:
     seen, truth, ctx = shielded
-    ctx = replace(ctx, budget=100)
+    ctx = replace(ctx, budget=30)
     alone = IDLG().run(replace(seen, after=None), ctx)
     together = IDLG().run(seen, ctx)
     assert similarity(together, truth) > max(0.9, 0.1 + similarity(alone, truth))
@@ -321,5 +321,5 @@ def test_of_all_images_that_later_layers_may_have_seen_the_likeliest_is_taken(
     network = network_for(digits, "lenet", init=0.25)
     defense = LGFedAvg(keep=0.5)
     seen, truth = seen_under(digits, network, defense, clients=3)
-    answer = IDLG().run(seen, context_for(digits, network, defense))
+    answer = IDLG().run(seen, context_for(digits, network, defense, budget=100))
     assert similarity(answer, truth) > 0.995
