@@ -108,6 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.record_durations and "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(DurationRecorder())
     spread = "PYTEST_XDIST_WORKER" in os.environ
+    if config.getoption("numprocesses", 0):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # NumPy's threads of the workers too
     torch.set_num_threads(1 if spread else max(1, (os.cpu_count() or 2) // 2))
 
 
