@@ -22,6 +22,7 @@ SUITE = changed(
         '["init", "final"]': '["init", "round-3", "final"]\ncourse = 3',
         "rounds = 1": "rounds = 6",
         "clients = 3": "clients = 2",
+        "mlp_spm": "logistic",
         "victims = 2": 'victims = 2\n\n[[threats]]\nname = "run"\nvictims = 2\nrounds = 3',
         'name = "spm"\nsettings = { epsilon = [0.5, 2.0] }':
             'name = "gaussian"\nsettings = { noise_multiplier = 1.0, clip_norm = 1.0 }',
