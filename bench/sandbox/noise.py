@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 from scipy import stats
+from scipy.fft import next_fast_len
 from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
@@ -246,8 +247,9 @@ def check_independence(rest: Tensor, what: str) -> None:
     if tail > 10 and n < _RARE * tail:
         return
     # Padded to twice the length, so that the end is not held against the beginning.
-    spectrum = torch.fft.rfft(centred, n=2 * n).abs().square()
-    correlation = torch.fft.irfft(spectrum, n=2 * n)[1:n] / power
+    padded = next_fast_len(2 * n)
+    spectrum = torch.fft.rfft(centred, n=padded).abs().square()
+    correlation = torch.fft.irfft(spectrum, n=padded)[1:n] / power
     worst = int(correlation.abs().argmax())
     highest = float(correlation[worst])
     chance = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2 / n)) / math.sqrt(n)
