@@ -1,4 +1,4 @@
-"""Analytic: the input of a first linear layer, read off its gradient.
+"""Analytic: the input of a first linear layer, or a transformer's patches, read off gradients.
 
 A linear layer's weight gradient is outer(db, x), and db is its bias gradient, so
 log|dW_ji| = log|db_j| + log x_i. Cells in the open that are joined by rows and columns fix their
@@ -24,6 +24,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
+from attacks.engine.position_table import find_table, solve_patches
+from attacks.engine.samples import samples_of, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -208,18 +210,27 @@ class Analytic(Attack):
         if reason is not None:
             return reason
         weight, bias = _first_layer(seen)
-        if bias is None:
+        weight, beside = find_table(seen) or (weight, bias)
+        if beside is None:
             return "the network does not begin with a linear layer with bias on the sample"
         if release.samples > 1:
             return f"rows of the first layer hold one sample alone, but {release.samples} were used"
-        if not release.uploads or not {weight, bias} <= set(release.uploads[0].parts):
-            return "the first layer's weight and bias were not both sent"
+        if not release.uploads or not {weight, beside} <= set(release.uploads[0].parts):
+            return f"the first layer's weight and {'bias' if bias else 'table'} were not both sent"
+        if bias is None and (release.noise is not None or release.bounds is not None):
+            return "a position table's equations need gradients without noise or rounding"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         releases = parse_view(seen)
+        if (table := find_table(seen)) is not None:
+            x, ranks, tokens = solve_patches(releases, *table)
+            scale, shift = standardise(seen, ctx, table[0])
+            images = samples_of((x.cpu() - shift) / scale, ctx)
+            note = f"position table: rank {int(ranks.min())} for {tokens} patches"
+            return Reconstruction(images=images, failed=(ranks < tokens).cpu(), notes=(note,))
         layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
-        scale, shift = _standardise(seen, ctx)
+        scale, shift = standardise(seen, ctx, _first_layer(seen)[0])
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
         rows = int(visible.sum(dim=1).min())
@@ -231,10 +242,8 @@ class Analytic(Attack):
                 exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
                 x[victim] = torch.where(exact, x[victim], inputs.to(x))
                 solved[victim] = True
-        images = ((x - shift) / scale).view(len(x), 1, *ctx.network.shape).float()
-        if len(ctx.network.shape) == 3:
-            images = images.clamp(0, 1)
-        return Reconstruction(images=images.cpu(), failed=~solved.cpu(), notes=notes)
+        images = samples_of((x - shift) / scale, ctx)
+        return Reconstruction(images=images, failed=~solved.cpu(), notes=notes)
 
 
 def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
@@ -425,23 +434,6 @@ def _first_layer(seen: Seen) -> tuple[str, str | None]:
         if fits and bias in names[:2] and seen.before[bias].shape == value.shape[:1]:
             return name, bias
     return "", None
-
-
-def _standardise(seen: Seen, ctx: Context) -> tuple[Tensor, Tensor]:
-    """Scale and shift [F] of each pixel on its way to the first layer, for networks that
-    standardise samples before it; 1 and 0 for all others."""
-    rng = torch.Generator().manual_seed(0)
-    width = math.prod(ctx.network.shape)
-    probes = torch.stack([torch.zeros(width), torch.ones(width), torch.rand(width, generator=rng)])
-    _, layers = ctx.network.trace(
-        seen.before, probes.view(3, *ctx.network.shape), buffers=seen.buffers
-    )
-    first = _first_layer(seen)[0].removesuffix(".weight")
-    inputs = next((layer.input for layer in layers if layer.name == first), probes)
-    zero, one, other = inputs.detach().flatten(1).double()
-    scale = one - zero
-    affine = torch.allclose(zero + scale * probes[2], other, atol=1e-5) and bool((scale != 0).all())
-    return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:
