@@ -206,7 +206,7 @@ class Layered:
         for layer, delta in zip(layers, deltas, strict=True):
             weight, bias = f"{layer.name}.weight", f"{layer.name}.bias"
             gradients = {weight: _weight_gradient(layer, delta, problems)}
-            if bias in _names(layer):
+            if bias in names_of(layer):
                 d = delta.unflatten(0, (problems, -1))
                 channel = d.ndim - 1 if layer.kind == "linear" else 2
                 gradients[bias] = d.sum(dim=[i for i in range(1, d.ndim) if i != channel])
@@ -227,15 +227,15 @@ def layered(network: NetworkView, defense: Defense, training: ObservedTraining) 
         _, layers = network.trace(
             training.start, sample, mode=training.mode, buffers=training.buffers
         )
-    covered = {name for layer in layers if _supported(layer) for name in _names(layer)}
+    covered = {name for layer in layers if is_plain(layer) for name in names_of(layer)}
     return Layered(network, training) if covered == set(training.start) else None
 
 
-def _names(layer: Layer) -> list[str]:
+def names_of(layer: Layer) -> list[str]:
     return [f"{layer.name}.{n}" for n, _ in layer.module.named_parameters(recurse=False)]
 
 
-def _supported(layer: Layer) -> bool:
+def is_plain(layer: Layer) -> bool:
     module = layer.module
     if isinstance(module, nn.Conv2d):
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
