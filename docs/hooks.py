@@ -17,6 +17,7 @@ fact that has no line, or a line that belongs to none, ends the build.
                          only the named ones beside the undefended one, without its legend
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
+    published            attacks' published figures beside ours, of all files in results/published
     commands             every command with its arguments and options
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
@@ -35,6 +36,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -485,6 +487,16 @@ def printed(names: Sequence[str], _: str) -> str:
     return "\n".join(printed_.markdown(printed_.compared(printed_table, rows, registry())))
 
 
+def published(_: Sequence[str], __: str) -> str:
+    keys = ("attack", "setting", "published", "ours", "seconds", "device", "difference", "command")
+    rows = []
+    for file in sorted((ROOT / "results" / "published").glob("*.toml")):
+        for row in tomllib.loads(file.read_text(encoding="utf-8"))["rows"]:
+            rows.append([str(row[k]) for k in keys])
+            rows[-1][0], rows[-1][-1] = f"`{row['attack']}`", f"`{row['command']}`"
+    return table(keys, rows)
+
+
 def beside(name: str) -> Any:
     """A module beside this one, which no package holds: printed or formulas."""
     folder = str(Path(__file__).parent)
@@ -559,6 +571,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "overview": overview,
     "board": board,
     "printed": printed,
+    "published": published,
     "commands": commands,
     "catalogue": catalogue,
     "formulas": formulas,

@@ -1,0 +1,93 @@
+"""Figures of papers beside ours: what the page shows, and that its rows can be measured again."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bench.contract.attack import Reconstruction, Seen
+from bench.contract.defense import Defense
+from bench.contract.messages import Part
+from bench.data import load_dataset
+from bench.models import build
+from bench.models.network import Network
+from bench.protocols.observe import Truth
+from bench.registry import discover
+from tests.conftest import context_for, seen_under
+from tests.docs_modules import hooks
+
+FOLDER = Path(__file__).parents[1] / "results" / "published"
+ROWS: list[dict[str, Any]] = tomllib.loads((FOLDER / "figures.toml").read_text())["rows"]
+
+
+def test_the_page_shows_every_row_of_every_file() -> None:
+    shown = hooks.published([], "").splitlines()[2:]
+    rows = [r for f in sorted(FOLDER.glob("*.toml")) for r in tomllib.loads(f.read_text())["rows"]]
+    assert len(shown) == len(rows)
+    for line, row in zip(shown, rows, strict=True):
+        for key in ("attack", "setting", "published", "command", "difference"):
+            assert str(row[key]).replace("|", "\\|") in line
+
+
+def double_gradients(seen: Seen, truth: Truth, network: Network) -> Seen:
+    """The same uploads, computed in float64."""
+    messages = []
+    for message in seen.messages:
+        if message.sender in seen.clients and message.kind == "gradient":
+            victim = seen.clients.index(message.sender)
+            params = {n: v.double().requires_grad_() for n, v in seen.before.items()}
+            logits = network.apply(params, truth.x[victim].double(), buffers=seen.buffers)
+            loss = cross_entropy(logits, truth.y[victim])
+            values = torch.autograd.grad(loss, list(params.values()))
+            message = message.with_parts(
+                {n: Part(values=v) for n, v in zip(params, values, strict=True)}
+            )
+        messages.append(message)
+    return replace(seen, messages=tuple(messages))
+
+
+def answered(row: dict[str, Any], data_dir: Path) -> tuple[Reconstruction, Truth]:
+    """An attack's answer at a row's setting."""
+    how = row["measure"]
+    data = load_dataset(how["dataset"], seed=0, data_dir=data_dir, options=how.get("options"))
+    network = build(
+        how["model"], shape=data.shape, classes=data.classes, settings=how.get("model_settings")
+    )
+    seen, truth = seen_under(
+        data, network, Defense(), protocol="fedsgd", clients=how["victims"], batch=1
+    )
+    if how.get("gradients") == "float64":
+        seen = double_gradients(seen, truth, network)
+    attack = discover().usable["attack", row["attack"]].cls()
+    assert attack.applies(seen) is None
+    return attack.run(seen, context_for(data, network, Defense())), truth
+
+
+def errors(answer: Reconstruction, truth: Truth) -> Tensor:
+    """Mean squared error of each victim."""
+    assert answer.images is not None
+    return (answer.images.double() - truth.x.double()).square().flatten(1).mean(dim=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=[r["id"] for r in ROWS])
+def test_our_figures_are_measured_again(row: dict[str, Any], data_dir: Path) -> None:
+    """PSNR within a row's tolerance: what is left is rounding, and threads add in other orders."""
+    answer, truth = answered(row, data_dir)
+    assert answer.failed is not None
+    if row["measure"].get("fails"):
+        assert answer.failed.all()
+        assert answer.notes == tuple(row["measure"]["fails"])
+        return
+    assert not answer.failed.any()
+    psnr = -10 * errors(answer, truth).log10()
+    low, high = row["measure"]["psnr"]
+    assert float(psnr.min()) == pytest.approx(low, abs=row["measure"]["tolerance"])
+    assert float(psnr.max()) == pytest.approx(high, abs=row["measure"]["tolerance"])
