@@ -25,8 +25,8 @@ from bench.api import Attack, Context, Layer, Reconstruction, Seen, State
 
 _PROBES = 16
 """Public samples on which activations are recognised."""
-_LARGEST = 8192
-"""Inputs of a layer; the normal matrix has their square."""
+_LARGEST = 2**27
+"""Coefficients of a layer's equations, of which several matrices are held in float64."""
 _SOLVES, _ITERATIONS = 3, 8
 """A solution with two refinements; power iterations for the extreme eigenvalues."""
 _WEIGHT = 10
@@ -130,9 +130,11 @@ def _chain(weights: State, seen: Seen, ctx: Context) -> tuple[list[Layer], list[
         if phi is None:
             raise Unsuited(f"what follows {layer.name} cannot be inverted")
         activations.append(phi)
-    sizes = [layer.input[0].numel() for layer in layers]
-    if sizes[0] != probes[0].numel() or max(sizes[:-1], default=0) > _LARGEST:
-        raise Unsuited(f"a layer has more than {_LARGEST} inputs, or the first is not the sample")
+    sizes = [(n.input[0].numel(), n.output[0].numel()) for n in layers]
+    if sizes[0][0] != probes[0].numel():
+        raise Unsuited("its first layer does not take the sample")
+    if max((before * max(before, after) for before, after in sizes[:-1]), default=0) > _LARGEST:
+        raise Unsuited(f"the equations of a layer have more than {_LARGEST} coefficients")
     return layers, activations
 
 
@@ -203,16 +205,15 @@ def _least_squares(
     normal: Tensor, passed: Tensor, right: Tensor, moved: Tensor, known: Tensor,
     rng: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """x [N], rank, smallest singular value and relative residual of the equations passed' x = right
-    and, channel by channel, moved x_c = known, from their normal matrix [N, N]."""
+    """x [N], rank, smallest singular value and larger relative residual of the equations
+    passed' x = right and, by channel, moved x_c = known, from their normal matrix [N, N]."""
     factor, x = torch.linalg.cholesky(normal), torch.zeros_like(normal[:, :1])
     for _ in range(_SOLVES):
         one, other = right - passed.mT @ x, known - moved @ x.view(len(moved), -1, 1)
         step = passed @ one + (moved.mT @ other).flatten()[:, None]
         x = x + torch.cholesky_solve(step, factor)
-    far = torch.cat([one, other.flatten()[:, None]]).norm() / torch.hypot(
-        right.norm(), known.norm()
-    )
+    pairs = ((one, right), (other, known))
+    far = torch.stack([rest.norm() / side.norm().clamp_min(_TINY) for rest, side in pairs]).max()
     low = high = torch.randn(len(normal), 1, generator=rng).to(normal)
     for _ in range(_ITERATIONS):
         low, high = torch.cholesky_solve(low / low.norm(), factor), normal @ (high / high.norm())
