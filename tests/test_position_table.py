@@ -10,10 +10,12 @@ import torch
 
 from attacks.analytic import Analytic
 from attacks.engine.position_table import find_table
+from attacks.judge import Likelihood
 from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
+from bench.harness.cascade import EXPLAINED
 from bench.models import build
 from bench.protocols.observe import Truth
 from bench.seeding import generator
@@ -67,7 +69,11 @@ def test_layer_norm_leaves_a_rank_less_than_the_width(photos: Dataset) -> None:
 def test_a_class_token_and_standardised_samples_change_nothing(photos: Dataset) -> None:
     seen, truth, ctx = observed(photos, model="timm:vit_tiny_patch16_224")
     assert find_table(seen) is not None
-    assert error(Analytic().run(seen, ctx), truth) < 1e-9
+    answer = Analytic().run(seen, ctx)
+    assert error(answer, truth) < 1e-9
+    left = Likelihood().unexplained(seen, ctx, answer)
+    assert left is not None
+    assert float(left.max()) < EXPLAINED  # so that a cascade spares them
 
 
 def test_hidden_coordinates_drop_equations(photos: Dataset) -> None:

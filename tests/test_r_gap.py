@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from attacks.judge import Likelihood
 from attacks.r_gap import RGAP
 from bench.contract.attack import Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
+from bench.harness.cascade import EXPLAINED
 from bench.models import build
 from bench.protocols.observe import Truth
 from bench.seeding import generator
@@ -64,7 +66,11 @@ def test_the_image_comes_back_through_invertible_activations(
 )
 def test_other_chains_give_their_image(photos: Dataset, settings: dict[str, Any]) -> None:
     seen, truth, ctx = observed(photos, **settings)
-    assert error(RGAP().run(seen, ctx), truth) < 1e-10
+    answer = RGAP().run(seen, ctx)
+    assert error(answer, truth) < 1e-10
+    left = Likelihood().unexplained(seen, ctx, answer)
+    assert left is not None
+    assert float(left.max()) < EXPLAINED  # so that a cascade spares them
 
 
 def test_a_clip_and_standardised_samples_change_nothing(photos: Dataset) -> None:
