@@ -25,7 +25,7 @@ from torch import Tensor
 
 from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
 from attacks.engine.position_table import find_table, solve_patches
-from attacks.engine.samples import samples_of, standardise
+from attacks.engine.samples import first_layer, samples_of, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -209,7 +209,7 @@ class Analytic(Attack):
         reason = (None if rankings(seen) else unusable(release)) or lawless(release)
         if reason is not None:
             return reason
-        weight, bias = _first_layer(seen)
+        weight, bias = first_layer(seen)
         weight, beside = find_table(seen) or (weight, bias)
         if beside is None:
             return "the network does not begin with a linear layer with bias on the sample"
@@ -230,7 +230,7 @@ class Analytic(Attack):
             note = f"position table: rank {int(ranks.min())} for {tokens} patches"
             return Reconstruction(images=images, failed=(ranks < tokens).cpu(), notes=(note,))
         layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
-        scale, shift = standardise(seen, ctx, _first_layer(seen)[0])
+        scale, shift = standardise(seen, ctx, first_layer(seen)[0])
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
         rows = int(visible.sum(dim=1).min())
@@ -253,7 +253,7 @@ def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[i
         return {}
     inputs = {}
     for victim, message in enumerate(release.uploads):
-        part = message.parts[_first_layer(release.seen)[0]]
+        part = message.parts[first_layer(release.seen)[0]]
         if part.present is None or part.absent == "zero":
             continue
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
@@ -269,7 +269,7 @@ def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[i
 def _by_rank(seen: Seen, ctx: Context) -> dict[int, Tensor]:
     """Magnitudes [F] of the first layer's inputs by victim, for those that sent the order of their
     gradient's magnitudes in plain sight."""
-    weight, bias = map(str, _first_layer(seen))
+    weight, bias = map(str, first_layer(seen))
     inputs = {}
     for client, ranks in rankings(seen).items():
         nonzero, whole = without_ties(ranks)
@@ -396,7 +396,7 @@ def _layer_gradient(release: Release) -> LayerGradient:
     candidates: list[tuple[Tensor, ...]] = []
     undecided: list[Tensor] = []
     decided: list[Tensor] = []
-    names = [str(name) for name in _first_layer(release.seen)]
+    names = [str(name) for name in first_layer(release.seen)]
     for name in names:
         value, base = estimate.values[name], release.before[name].double()
         acting = [m for m in release.acting if m.covers(name)]
@@ -418,22 +418,6 @@ def _layer_gradient(release: Release) -> LayerGradient:
         variances=(undecided[0], undecided[1]),
         decided_variances=(decided[0], decided[1]),
     )
-
-
-def _first_layer(seen: Seen) -> tuple[str, str | None]:
-    """(weight, bias) names of the first trained tensors; no bias name unless they are a linear
-    layer on the flattened sample."""
-    if seen.const:  # what is trained is not the network's weights
-        return "", None
-    names = list(seen.before)
-    width = math.prod(seen.network["shape"])
-    for name in names[:2]:
-        bias = name.removesuffix("weight") + "bias"
-        value = seen.before[name]
-        fits = value.ndim == 2 and value.shape[1] == width and bias != name
-        if fits and bias in names[:2] and seen.before[bias].shape == value.shape[:1]:
-            return name, bias
-    return "", None
 
 
 def _nearest(candidates: tuple[Tensor, ...], target: Tensor) -> Tensor:

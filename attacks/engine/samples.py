@@ -10,6 +10,22 @@ from torch import Tensor
 from bench.api import Context, Seen
 
 
+def first_layer(seen: Seen) -> tuple[str, str | None]:
+    """Return the names of weight and bias where the first trained tensors are a linear layer on the
+    flattened sample: None for a bias that it lacks, "" for a weight where they are not."""
+    if seen.const:  # what is trained is not the network's weights
+        return "", None
+    names = list(seen.before)
+    width = math.prod(seen.network["shape"])
+    for name in names[:2]:
+        bias = name.removesuffix("weight") + "bias"
+        value = seen.before[name]
+        if value.ndim == 2 and value.shape[1] == width and bias != name:
+            biased = bias in names[:2] and seen.before[bias].shape == value.shape[:1]
+            return name, bias if biased else None
+    return "", None
+
+
 def samples_of(x: Tensor, ctx: Context) -> Tensor:
     """Samples [V, 1, *shape] of values [V, F], images within [0, 1]."""
     samples = x.view(len(x), 1, *ctx.network.shape).float().cpu()
