@@ -317,7 +317,7 @@ def accusations(defense: Defense, seeds: Sequence[int]) -> int:
 
 
 def test_correct_mechanisms_are_not_accused_in_a_few_audits() -> None:
-    assert accusations(Response(), range(4)) <= 1
+    assert accusations(Response(), range(8)) <= 2
 
 
 @pytest.mark.slow

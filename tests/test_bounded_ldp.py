@@ -259,7 +259,7 @@ def test_a_sampled_upload_costs_epsilon_as_a_whole_whatever_its_size(epsilon: fl
 
 
 @pytest.mark.parametrize(
-    ("rounds", "draws"), [(1, 120), pytest.param(3, 150, marks=pytest.mark.slow)]
+    ("rounds", "draws"), [(1, 400), pytest.param(3, 150, marks=pytest.mark.slow)]
 )
 def test_no_audit_refutes_a_sampled_uploads_claim_or_proof(rounds: int, draws: int) -> None:
     defense = PMPiecewise(epsilon=5.0, bound=0.1, dimensions="sampled")
@@ -401,7 +401,7 @@ def test_counts_of_shuffled_values_keep_what_is_proven(epsilon: float, clients: 
 
 
 def test_an_audit_reads_the_counts_and_refutes_no_proof() -> None:
-    audited = audit(shuffled(), draws=120, parameters=4)
+    audited = audit(shuffled(), draws=400, parameters=4)
     assert audited.verdict_proof == "consistent"
     assert audited.eps_audited > 1  # the counts of one client are its values
 
