@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacks.engine.samples import first_layer
 from attacks.judge import Likelihood
 from attacks.spear import Spear, separate
+from bench.contract.messages import Part
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.harness.cascade import EXPLAINED
@@ -105,6 +107,21 @@ def test_spear_says_why_it_cannot_run_and_fails_where_equations_do_not_suffice(
     assert answer.notes[0].startswith(f"{seen.clients[0]}: rank 20 of 20, 4096 sets")
 
 
+def test_samples_that_would_have_sent_something_else_are_no_answer(digits: Dataset) -> None:
+    network = network_for(digits, "mlp3")
+    seen, _ = seen_under(digits, network, NoDefense(), clients=2, batch=2)
+    bias, messages = first_layer(seen)[1], []
+    for message in seen.messages:
+        parts = dict(message.parts)
+        if message.sender == seen.clients[0] and bias in parts:
+            parts[bias] = Part(values=1.5 * parts[bias].values)
+        messages.append(message.with_parts(parts))
+    seen = replace(seen, messages=tuple(messages))
+    answer = Spear().run(seen, context_for(digits, network, NoDefense(), budget=1))
+    assert answer.failed is not None
+    assert answer.failed.tolist() == [True, False]
+
+
 def test_noise_of_a_size_below_the_smallest_singular_value_is_told_from_zeros() -> None:
     rng = generator(0, "spear")
     x = torch.rand(6, 100, generator=rng).double()
@@ -113,12 +130,12 @@ def test_noise_of_a_size_below_the_smallest_singular_value_is_told_from_zeros() 
     grad = torch.randn(120, 6, generator=rng).double() * ((x @ weight.T + bias).T > 0)
     noise = torch.randn(120, 100, generator=rng).double() * grad.square().mean().sqrt()
     for size, close in ((0.0, 1e-12), (1e-6, 1e-4)):
-        found = separate(
+        unmixed = separate(
             grad @ x + size * noise, grad.sum(dim=1), weight, bias,
             samples=6, chances=torch.full((120,), 0.5), sets=40960, rng=generator(0, "sets"),
         )  # fmt: skip
-        assert found.inputs is not None
-        assert rmse(found.inputs, x) < close
+        assert unmixed.inputs is not None
+        assert rmse(unmixed.inputs, x) < close
     lost = separate(
         grad @ x + 0.5 * noise, grad.sum(dim=1), weight, bias,
         samples=6, chances=torch.full((120,), 0.5), sets=4096, rng=generator(0, "sets"),
