@@ -196,9 +196,9 @@ def _invert_layer(
         blocks = normal.view(channels, size // channels, channels, -1).diagonal(dim1=0, dim2=2)
         blocks += (moved.mT @ moved).permute(1, 2, 0)
         answers.append(_least_squares(normal, passed, right[victim, :, None], moved, known, rng))
-    x, *found = (torch.stack(each) for each in zip(*answers, strict=True))
+    x, ranks, least, far = (torch.stack(each) for each in zip(*answers, strict=True))
     k = conv2d_input((len(x), *inputs), weight, delta, **how)
-    return x, k.flatten(1), found[0], found[1], found[2]
+    return x, k.flatten(1), ranks, least, far
 
 
 def _least_squares(

@@ -84,9 +84,9 @@ def separate(
     left, size, right = torch.linalg.svd(weight_grad, full_matrices=False)
     rank = int((size[:samples] > _GAP * size[samples]).sum()) if len(size) > samples else 0
     live = left[:, :rank].norm(dim=1) > _EXACT
-    found = Unmixed(rank=rank)
+    unmixed = Unmixed(rank=rank)
     if rank != samples or int(live.sum()) <= rank:
-        return found
+        return unmixed
     noise = (left[:, rank:] * size[rank:]).norm(dim=1) / max(1, weight.shape[1] - rank) ** 0.5
     left, size, right = left[:, :rank], size[:rank], right[:rank]
 
@@ -108,8 +108,8 @@ def separate(
         return agreed.double().mean(dim=(1, 2)), inputs, scale
 
     pool = left.new_zeros(rank, 0)
-    while found.sets < sets and found.agreement < _AGREED:
-        before, found = pool, replace(found, sets=found.sets + SETS)
+    while unmixed.sets < sets and unmixed.agreement < _AGREED:
+        before, unmixed = pool, replace(unmixed, sets=unmixed.sets + SETS)
         fresh = _refit(_null_vectors(left[live], chances[live], rng), left, is_zero)
         pool = _merge(pool, fresh, is_zero)
         chosen = _independent(pool)
@@ -126,9 +126,9 @@ def separate(
                 if float(agreed[best]) > agreement:
                     agreement, chosen, better = float(agreed[best]), trial[best].tolist(), True
                     solved = inputs[best] @ right, (left @ pool[:, chosen] * scale[best]).T
-        if agreement > found.agreement:
-            found = replace(found, agreement=agreement, inputs=solved[0], output_grad=solved[1])
-    return found
+        if agreement > unmixed.agreement:
+            unmixed = replace(unmixed, agreement=agreement, inputs=solved[0], output_grad=solved[1])
+    return unmixed
 
 
 def _null_vectors(rows: Tensor, chances: Tensor, rng: torch.Generator) -> Tensor:
@@ -231,20 +231,20 @@ class Spear(Attack):
         failed, notes = torch.ones(len(images), dtype=torch.bool), list[str]()
         for victim, client in enumerate(seen.clients):
             by_bias = grads[bias_name][victim].to(scale) if bias_name else None
-            found = separate(
+            unmixed = separate(
                 grads[name][victim].to(scale), by_bias, weight, bias,
                 samples=samples, chances=chances, sets=ctx.budget * SETS, rng=ctx.rng,
             )  # fmt: skip
-            note = f"{client}: rank {found.rank} of {samples}, {found.sets} sets"
-            if found.inputs is not None and found.output_grad is not None:
-                each = found.output_grad * samples
-                x, y, misfit = _fit(play, found.inputs, each, scaled=bias is not None)
+            note = f"{client}: rank {unmixed.rank} of {samples}, {unmixed.sets} sets"
+            if unmixed.inputs is not None and unmixed.output_grad is not None:
+                each = unmixed.output_grad * samples
+                x, y, misfit = _fit(play, unmixed.inputs, each, scaled=bias is not None)
                 failed[victim] = not bool((misfit < _MISFIT).all())
                 if not failed[victim]:
                     x = ((x - shift) / scale).view_as(images[victim])
                     images[victim] = x.clamp(0, 1) if len(ctx.network.shape) == 3 else x
                     labels[victim] = y
-                note += f", signs {found.agreement:.2%}, misfit {float(misfit.max()):.1e}"
+                note += f", signs {unmixed.agreement:.2%}, misfit {float(misfit.max()):.1e}"
             notes.append(note)
         return Reconstruction(images=images, labels=labels, failed=failed, notes=tuple(notes))
 

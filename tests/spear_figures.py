@@ -78,13 +78,13 @@ def measure(
         weight, bias = first.weight.detach().double(), first.bias.detach().double()
         inactive = (public.double() @ weight.T + bias <= 0).double().mean(dim=0)
         began = time.perf_counter()
-        found = separate(
+        unmixed = separate(
             grads[0], grads[1], weight, bias, samples=batch, sets=budget * SETS, rng=rng,
             chances=inactive.square().clamp_min(0.02),
         )  # fmt: skip
         seconds.append(time.perf_counter() - began)
-        lacking += found.rank < batch
-        answer = found.inputs
+        lacking += unmixed.rank < batch
+        answer = unmixed.inputs
         errors.append(torch.inf if answer is None else rmse(answer, x[chosen]))
     return {
         "exact": sum(e < EXACT for e in errors),
@@ -107,11 +107,11 @@ def main() -> None:
     given = parser.parse_args()
     data = load_dataset(given.dataset, seed=0, data_dir=given.data_dir)
     for batch in given.batch:
-        found = measure(
+        figures = measure(
             data, given.epochs, batch, batches=given.batches, dtype=given.dtype, noise=given.noise
         )
         setting = f"{given.dataset}, {given.epochs} epochs, batch {batch}, noise {given.noise:g}"
-        print(f"{setting}: {found}", flush=True)
+        print(f"{setting}: {figures}", flush=True)
 
 
 if __name__ == "__main__":

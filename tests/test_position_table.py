@@ -11,7 +11,7 @@ import torch
 from attacks.analytic import Analytic
 from attacks.engine.position_table import find_table
 from attacks.judge import Likelihood
-from bench.contract.attack import Context, Reconstruction, Seen
+from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
@@ -22,6 +22,7 @@ from bench.seeding import generator
 from defenses.fedml_he import FedMLHE
 from defenses.noise import GaussianUpdate
 from tests.conftest import context_for, network_for, seen_under
+from tests.uploads import error
 
 TIMM = {"mean": 0.4, "std": 0.25, "img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1,
         "num_heads": 2}  # fmt: skip
@@ -36,13 +37,6 @@ def observed(
     network = build(model, shape=data.shape, classes=data.classes, settings=own)
     seen, truth = seen_under(data, network, defense, **{"clients": 3, **more})
     return seen, truth, context_for(data, network, defense)
-
-
-def error(answer: Reconstruction, truth: Truth) -> float:
-    assert answer.failed is not None
-    assert answer.images is not None
-    assert not answer.failed.any()
-    return float((answer.images - truth.x).square().mean())
 
 
 @pytest.mark.parametrize("protocol", ["fedsgd", "fedavg"])

@@ -11,7 +11,7 @@ import torch
 
 from attacks.judge import Likelihood
 from attacks.r_gap import RGAP
-from bench.contract.attack import Context, Reconstruction, Seen
+from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Part
 from bench.data.dataset import Dataset
@@ -22,6 +22,7 @@ from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from tests import cnn6
 from tests.conftest import context_for, seen_under
+from tests.uploads import error
 
 FILE = Path(cnn6.__file__).relative_to(Path.cwd())
 
@@ -36,13 +37,6 @@ def observed(
     network = build(model, shape=data.shape, classes=data.classes, settings=settings)
     shown, truth = seen_under(data, network, defense, **{"clients": 2, **(seen or {})})
     return shown, truth, context_for(data, network, defense)
-
-
-def error(answer: Reconstruction, truth: Truth) -> float:
-    assert answer.failed is not None
-    assert answer.images is not None
-    assert not answer.failed.any()
-    return float((answer.images - truth.x).square().mean())
 
 
 @pytest.mark.parametrize("activation", ["LeakyReLU", "Sigmoid", "Tanh", "Identity"])

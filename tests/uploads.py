@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 from torch import Tensor
 
-from bench.contract.attack import Attack, Context, Seen
+from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Client, Defense, Local
 from bench.contract.messages import Kind, Message, Part, State, as_kind
 from bench.protocols.federation import Federation
@@ -77,6 +77,14 @@ def distance(one: State, other: State) -> float:
     """The largest difference of any value."""
     assert one.keys() == other.keys()
     return max(float((one[n] - other[n]).abs().max()) for n in one)
+
+
+def error(answer: Reconstruction, truth: Truth) -> float:
+    """Mean squared error of images of which none is failed."""
+    assert answer.failed is not None
+    assert answer.images is not None
+    assert not answer.failed.any()
+    return float((answer.images - truth.x).square().mean())
 
 
 def error_of(attack: Attack, seen: Seen, truth: Truth, ctx: Context) -> float:

@@ -232,10 +232,13 @@ def layered(network: NetworkView, defense: Defense, training: ObservedTraining) 
 
 
 def names_of(layer: Layer) -> list[str]:
+    """Names of the layer's own parameters."""
     return [f"{layer.name}.{n}" for n, _ in layer.module.named_parameters(recurse=False)]
 
 
 def is_plain(layer: Layer) -> bool:
+    """Whether its gradient has a closed form here: of convolutions, without groups or dilation and
+    padded by zeros alone."""
     module = layer.module
     if isinstance(module, nn.Conv2d):
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
