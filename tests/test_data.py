@@ -7,7 +7,6 @@ import os
 import zipfile
 from difflib import SequenceMatcher
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -257,12 +256,10 @@ def test_photographs_stand_as_a_viewer_shows_them(tmp_path: Path) -> None:
         (tmp_path / label).mkdir()
         for i in range(8):
             Image.fromarray(pixels).save(tmp_path / label / f"{i}.jpg", exif=turned, quality=95)
-    prefixes = ["folder", *(["hf"] if find_spec("datasets") else [])]
-    for prefix in prefixes:
-        data = load_dataset(f"{prefix}:{tmp_path}", seed=0, options={"size": 16})
-        columns = data.train_x[0, 0].mean(dim=0)
-        assert columns[10:].min() > 0.9
-        assert columns[:6].max() < 0.1
+    data = load_dataset(f"folder:{tmp_path}", seed=0, options={"size": 16})
+    columns = data.train_x[0, 0].mean(dim=0)
+    assert columns[10:].min() > 0.9
+    assert columns[:6].max() < 0.1
 
 
 def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
@@ -271,7 +268,7 @@ def test_bad_data_gets_one_clear_sentence(tmp_path: Path) -> None:
     shape = np.zeros((60, 16, 16, 2), dtype=np.uint8)
     cases = {
         "digit": r"Did you mean 'digits'",
-        "zip:x": r"expected folder:PATH, npz:PATH or hf:NAME",
+        "zip:x": r"expected folder:PATH or npz:PATH",
         "mnist": r"--data-dir",
         f"npz:{tmp_path / 'none.npz'}": r"no such file",
         f"npz:{tmp_path / 'half.npz'}": r"truncated or no npz file",

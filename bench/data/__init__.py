@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.arguments import check_arguments
-from bench.data import builtin, files, hub, leaf, standard
+from bench.data import builtin, files, leaf, standard
 from bench.data.dataset import (
     Dataset,
     carve,
@@ -46,7 +46,7 @@ LOADERS: Mapping[str, Loader] = {
     "uci_har": standard.uci_har,
     **{name: partial(standard.standard, name) for name in standard.TORCHVISION},
 }
-PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz, "hf": hub.hf}
+PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
 
 
 def foreign() -> dict[str, EntryPoint]:
@@ -91,7 +91,7 @@ def load_dataset(
     """Load a data set.
 
     Args:
-        name: Name of the data set, `folder:PATH`, `npz:PATH` or `hf:NAME`.
+        name: Name of the data set, `folder:PATH` or `npz:PATH`.
         seed: Decides every split that is not the publisher's.
         data_dir: Folder of what is not embedded.
         download: Whether what is missing may be fetched into it.
@@ -108,7 +108,7 @@ def load_dataset(
     if path:
         if prefix not in PATH_LOADERS:
             raise UserError(
-                f"Unknown dataset prefix '{prefix}:'; expected folder:PATH, npz:PATH or hf:NAME."
+                f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
         loader, supplied["path"] = PATH_LOADERS[prefix], _check_path(path)
     elif name in LOADERS:
@@ -116,7 +116,7 @@ def load_dataset(
     else:
         points = foreign()
         if name not in points:
-            known = [*LOADERS, *points, "folder:PATH", "npz:PATH", "hf:NAME"]
+            known = [*LOADERS, *points, "folder:PATH", "npz:PATH"]
             raise UserError(did_you_mean("dataset", name, known))
         point = points[name]
         loader = _loader_of(point)

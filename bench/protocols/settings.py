@@ -101,7 +101,7 @@ class TaskSettings(BaseModel):
     """A data set with a model.
 
     Attributes:
-        dataset: Name of the data set, `folder:PATH`, `npz:PATH` or `hf:NAME`.
+        dataset: Name of the data set, `folder:PATH` or `npz:PATH`.
         dataset_settings: Settings of its loader.
         model: Name of the model.
         model_settings: Settings of its builder.
