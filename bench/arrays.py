@@ -12,8 +12,8 @@ import psutil
 from bench.errors import UserError
 
 
-def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Read those of the wanted arrays that an npz file has.
+def read_arrays(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Read those of the wanted arrays, by default all, that an npz file has.
 
     Raises UserError for a file that is missing, damaged or no npz file, and for arrays that this
     machine's memory does not hold.
@@ -23,7 +23,7 @@ def read_arrays(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
             raise UserError(f"no such file: {path}.")
         with zipfile.ZipFile(path) as archive:
             members = [(m.filename.removesuffix(".npy"), m.file_size) for m in archive.infolist()]
-        names = [name for name, _ in members if name in wanted]
+        names = [name for name, _ in members if wanted is None or name in wanted]
         if len(set(names)) < len(names):
             raise ValueError(f"it has two arrays named {max(names, key=names.count)}")
         n_bytes = sum(size for name, size in members if name in names)
