@@ -87,17 +87,11 @@ def _print_scores(scored: Scored) -> None:
     table.add_column("metric")
     table.add_column("answer", overflow="fold")
     table.add_column(Text("mean [95 % interval]"), justify="right")
-    row = {"choice": scored.row.choice, "worst": scored.row.worst}
     for metric, beside in scored.beside.items():
         lines = [
             (answer.file, interval_text(answer.figures[metric], metric))
             for answer in scored.answers
             if metric in answer.figures
-        ]
-        lines += [
-            (f"the row's {_RIVALS[name]}: {case.attack}", interval_text(case.interval, metric))
-            for name, case in row.items()
-            if case is not None and case.metric == metric
         ]
         others = (
             (f"own: {scored.cell.label}", beside.own),

@@ -20,11 +20,9 @@ from bench.metrics.paired import ALPHA, differences
 from bench.metrics.score import score
 from bench.outside.answers import read_answer
 from bench.outside.exports import observation, truth_beside
-from bench.records import AttackRecord, Cell, Row, Run, read_json
+from bench.records import AttackRecord, Cell, Run, read_json
 from bench.report.choosing import find
 from bench.report.entries import LEAK_METRICS, select_answers, values_of
-from bench.report.leaderboard import heading, row_id, rows_of
-from bench.report.tables import attack_metrics
 
 Rival = Literal["own", "choice", "worst"]
 """Leakbench's own attack of the cell; over all attacks on the same victims, the attacker's choice,
@@ -114,8 +112,6 @@ class Scored:
         answers: In the order of the files.
         beside: Metric of any answer -> leakbench's own attack and the floors.
         floors: Metric -> one figure per victim of what needs no leak.
-        row: The leaderboard's row that the cell belongs to, over all its seeds and threats. It is
-            made alone: its marks, and flags that depend on other rows, mean nothing.
     """
 
     cell: Cell
@@ -124,7 +120,6 @@ class Scored:
     answers: tuple[OutsideAnswer, ...]
     beside: Mapping[str, Beside]
     floors: Mapping[str, list[float]]
-    row: Row
 
     def to_json_value(self) -> dict[str, Any]:
         """As `leakbench score --json` prints it."""
@@ -136,10 +131,6 @@ class Scored:
             "samples": self.samples,
             "answers": self.answers,
             "beside": self.beside,
-            "row": {
-                **{n: getattr(self.row, n) for n in ("setting", "seeds", "choice", "worst")},
-                "leakage": self.row.leak_interval,
-            },
             "floors": self.floors,
         }
 
@@ -160,8 +151,7 @@ def score_files(
         view: Which view of recorded rounds, from 0; an exported FILE says it itself.
 
     Returns:
-        Figures per answer and metric, with floors, leakbench's own attack and the row's worst cases
-        beside them.
+        Figures per answer and metric, with floors and leakbench's own attack beside them.
 
     Raises:
         UserError: With one sentence for anything else.
@@ -174,9 +164,6 @@ def score_files(
     truth = truth_of(chosen.job, dataset, truth_beside(files))
     floors = floors_of(chosen.job, dataset, truth)
     store = Store(folder, run)
-    ids = {t.key: row_id(heading(run, t, chosen.checkpoint)) for t in run.trainings}
-    members = [t for t in run.trainings if ids[t.key] == ids[chosen.train_key]]
-    (row,) = rows_of(run, members, store, [chosen.checkpoint])
     # Of the finished attacks on the same observation.
     same = (chosen.train_key, chosen.checkpoint, chosen.threat)
     beside = (c for c in run.cells if (c.train_key, c.checkpoint, c.threat) == same)
@@ -191,7 +178,7 @@ def score_files(
                 file=str(path),
                 failed=scores.failed,
                 figures={n: _interval(v, n) for n, v in scores.values.items()},
-                against=_compare(scores.values, records, chosen.label, row),
+                against=_compare(scores.values, records, chosen.label),
                 values=scores.values,
             )
         )
@@ -212,7 +199,6 @@ def score_files(
             for name in measured
         },
         floors={k: v for k, v in floors.items() if k.removesuffix(FLOOR_SUFFIX) in measured},
-        row=row,
     )
 
 
@@ -223,13 +209,14 @@ def _interval(values: list[float], metric: str) -> Interval:
 
 
 def _compare(
-    values: Mapping[str, list[float]], records: Mapping[str, AttackRecord], own: str, row: Row
+    values: Mapping[str, list[float]], records: Mapping[str, AttackRecord], own: str
 ) -> tuple[Against, ...]:
-    """Compare an answer's figures with leakbench's of the same victims: its own attack by the
-    metric that the leaderboard shows of it, the others by the first metric of a worst case."""
+    """Compare an answer's figures with leakbench's of the same victims: its own attack by
+    SSIM, MSE or LnAcc, the first that it has, the others by the first metric of a worst case."""
     rivals: list[tuple[Rival, str, str, np.ndarray]] = []
-    own_metric = attack_metrics([row])[own]
-    if own in records and own_metric in records[own].values:
+    measured = records[own].values if own in records else {}
+    own_metric = next((m for m in (*LEAK_METRICS, "lnacc") if m in measured), None)
+    if own_metric is not None:
         rivals.append(("own", own, own_metric, values_of(records[own], own_metric)))
     whose: tuple[tuple[Rival, bool], ...] = (("choice", False), ("worst", True))
     for rival, by_truth in whose:
