@@ -25,7 +25,7 @@ def rows(x: torch.Tensor) -> set[bytes]:
     return {r.numpy().tobytes() for r in x}
 
 
-@pytest.mark.parametrize("name", ["digits", "photos", "lfw_subset", "breast_cancer"])
+@pytest.mark.parametrize("name", ["digits", "photos", "breast_cancer"])
 def test_embedded_sets_load_with_disjoint_parts(name: str, request: pytest.FixtureRequest) -> None:
     once_loaded = name in ("digits", "photos")
     data = request.getfixturevalue(name) if once_loaded else load_dataset(name, seed=0)

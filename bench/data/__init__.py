@@ -39,7 +39,6 @@ Loader = Callable[..., Dataset]
 LOADERS: Mapping[str, Loader] = {
     "digits": builtin.digits,
     "photos": builtin.photos,
-    "lfw_subset": builtin.lfw_subset,
     "breast_cancer": standard.breast_cancer,
     "adult": standard.adult,
     "femnist": leaf.femnist,

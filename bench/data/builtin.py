@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from bench.data.dataset import Dataset, from_arrays, split
+from bench.data.dataset import Dataset, from_arrays
 from bench.errors import UserError
 from bench.seeding import numpy_generator
 
@@ -46,16 +44,6 @@ def digits(*, seed: int, size: int = 16) -> Dataset:
         class_names=tuple(map(str, range(10))),
         size=size,
     )
-
-
-def lfw_subset(*, seed: int, size: int = 25) -> Dataset:
-    """200 crops of 25x25 gray from scikit-image: 100 faces, 100 that are none."""
-    from skimage import data
-
-    images = data.lfw_subset().astype(np.float32)
-    labels = np.repeat([1, 0], 100)
-    rng, make = numpy_generator(seed, "split", "lfw_subset"), partial(from_arrays, size=size)
-    return split("lfw_subset", images, labels, ("no face", "face"), rng, make=make)
 
 
 _NAMES = (
