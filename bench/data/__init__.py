@@ -9,7 +9,6 @@ the keyword argument `seed` and, if it reads files, `data_dir` and `download`, t
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -109,7 +108,7 @@ def load_dataset(
             raise UserError(
                 f"Unknown dataset prefix '{prefix}:'; expected folder:PATH or npz:PATH."
             )
-        loader, supplied["path"] = PATH_LOADERS[prefix], _check_path(path)
+        loader, supplied["path"] = PATH_LOADERS[prefix], Path(path)
     elif name in LOADERS:
         loader = LOADERS[name]
     else:
@@ -139,17 +138,6 @@ def load_dataset(
         raise UserError(f"{what} cannot be loaded: {in_one_line(error)}") from error
     dataset = checked(loaded, what=what)
     return validation_part(dataset, seed) if validation else dataset
-
-
-def _check_path(path: str) -> Path:
-    """Return the path. Raises UserError for one that no file system looks up."""
-    try:
-        os.stat(path)
-    except (OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"cannot look up '{path:.100}' ({reason}).") from error
-    return Path(path)
 
 
 def _loader_of(point: EntryPoint) -> Loader:

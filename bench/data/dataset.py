@@ -26,9 +26,6 @@ _DIMENSIONS: Mapping[Form, tuple[str, ...]] = {
 """Of one sample."""
 LEAST_SIDE = 11
 """Of an image: the window of SSIM."""
-_MOST_CLASSES = 100_000
-_LONGEST_NAME = 200
-"""Characters of a class's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,9 @@ def checked(data: object, *, what: str) -> Dataset:
     names = data.class_names
     if not (isinstance(names, tuple) and all(isinstance(n, str) for n in names) and len(names) > 1):
         raise UserError(f"class_names of {what} must be two texts or more, got {names!r:.200}.")
-    _check_names(names, what)
+    if len(set(names)) < len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise UserError(f"class_names of {what} has '{twice:.60}' twice.")
     for part in ("train", "test", "aux"):
         _check_samples(data, part, what)
     features = data.shape[0] if data.task == "tabular" else 0
@@ -110,20 +109,6 @@ def checked(data: object, *, what: str) -> Dataset:
             f"'{names[int(data.train_y[0])]}', so there is nothing to learn."
         )
     return data
-
-
-def _check_names(names: Sequence[str], what: str) -> None:
-    if len(names) > _MOST_CLASSES:
-        raise UserError(f"{what} has {len(names)} classes, more than {_MOST_CLASSES}.")
-    if len(set(names)) < len(names):
-        (twice, _), *_ = Counter(names).most_common(1)
-        raise UserError(f"class_names of {what} has '{twice:.60}' twice.")
-    for name in names:
-        if not 0 < len(name) <= _LONGEST_NAME:
-            raise UserError(
-                f"a name of a class of {what} must have 1 to {_LONGEST_NAME} characters, got "
-                f"'{name:.60}' of {len(name)}."
-            )
 
 
 def _check_samples(data: Dataset, part: str, what: str) -> None:
