@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """What a file of such a name is read as: other readers of Pillow call programs."""
-_MOST_PIXELS = 50_000_000
-"""Of one image; a few bytes of a file can make any number of them."""
 
 IMAGES = ("train_images", "train_labels", "test_images", "test_labels")
 FEATURES = ("train_x", "train_y", "test_x", "test_y")
@@ -220,33 +218,27 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
 
 
 def _open_image(file: Path) -> Image:
-    """Open the image in a file, as `eight_bits` gives it. Raises UserError if it cannot be read."""
+    """Open the image in a file with 8 bits per channel as viewers show it: turned as its EXIF
+    orientation says, 16 bits rounded to 8, and transparent pixels on white.
+
+    Raises UserError for a file that cannot be read, and for an image of floats or of 32 bits, of
+    which nobody says what white is.
+    """
     from PIL import Image
 
     if not file.is_file():
         raise UserError(f"cannot read the image {file} (there is no such file).")
     try:
         with Image.open(file, formats=_FORMATS) as opened:
-            return eight_bits(opened)
+            return _convert_to_eight_bits(opened)
     except Exception as error:  # a damaged file makes Pillow's readers raise whatever they hit
         reason = error if isinstance(error, UserError) else in_one_line(error)
         raise UserError(f"cannot read the image {file} ({reason}).") from error
 
 
-def eight_bits(image: Image) -> Image:
-    """Return an image of 8 bits per channel as viewers show it: turned as its EXIF orientation
-    says, 16 bits rounded to 8, and transparent pixels on white.
-
-    Raises:
-        UserError: For an image of floats or of 32 bits, of which nobody says what white is, and
-            for one of more pixels than fit into memory.
-    """
+def _convert_to_eight_bits(image: Image) -> Image:
     from PIL import Image, ImageOps
 
-    if image.width * image.height > _MOST_PIXELS:
-        raise UserError(
-            f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS} in all"
-        )
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.int64).clip(0, 65535)
