@@ -252,17 +252,11 @@ def test_femnist_is_split_by_writers(tmp_path: Path) -> None:
     assert rows(other.train_x) != rows(data.train_x)
 
 
-def test_femnists_own_test_writers_stay_test_where_they_are_others(tmp_path: Path) -> None:
-    apart = {"train/a.json": leaf(WRITERS[:10]), "test/a.json": leaf(WRITERS[10:])}
-    write_leaf(tmp_path / "apart", apart)
-    data = load_dataset("femnist", seed=0, data_dir=tmp_path / "apart")
-    expected = [x for w in WRITERS[10:] for x in apart["test/a.json"]["user_data"][w]["x"]]
-    assert rows(data.test_x) == {np.float32(x).tobytes() for x in expected}
-    assert [len(o) for o in owners(data)] == [8, 2]
-    shared = {"train/a.json": leaf(WRITERS), "test/a.json": leaf([*WRITERS[:3]])}
-    write_leaf(tmp_path / "shared", shared)
-    data = load_dataset("femnist", seed=0, data_dir=tmp_path / "shared")
+def test_femnists_folders_train_and_test_are_read_together(tmp_path: Path) -> None:
+    write_leaf(tmp_path, {"train/a.json": leaf(WRITERS), "test/a.json": leaf(WRITERS[:3])})
+    data = load_dataset("femnist", seed=0, data_dir=tmp_path)
     assert [len(o) for o in owners(data)] == [9, 3]
+    assert len(data.train_y) + len(data.test_y) + len(data.aux_y) == 18 * 12
 
 
 def test_files_that_are_not_leafs_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,7 @@ def femnist(
     """Handwritten digits and letters with their writers, in LEAF's JSON format: 62 classes, 28x28.
 
     Read are `all_data_*.json` in `DATA_DIR/femnist` or its folder `all_data`, else the folders
-    `train` and `test`. The parts are of different writers. Where `train` and `test` have no writer
-    in common, `test` is the test part and a fifth of the other writers is auxiliary; else
-    everything is pooled, and a fifth of the writers is test, a fifth auxiliary.
+    `train` and `test` together. A fifth of the writers is test, a fifth auxiliary.
     Source: Caldas et al., arXiv:1812.01097.
 
     Args:
@@ -49,39 +47,25 @@ def femnist(
         UserError: For files that are missing or of another form, or too few writers.
     """
     folder = data_folder("femnist", data_dir) / "femnist"
-    whole = [*folder.glob("all_data_*.json"), *(folder / "all_data").glob("*.json")]
-    trained, tested = (list((folder / part).glob("*.json")) for part in ("train", "test"))
-    if not whole and not (trained and tested):
+    whole = [*folder.glob("all_data_*.json"), *folder.glob("all_data/*.json")]
+    files = sorted(whole or [*folder.glob("train/*.json"), *folder.glob("test/*.json")])
+    if not files:
         raise UserError(
             f"{folder} holds neither LEAF's all_data_*.json nor its folders train and test; "
             "leakbench does not download them: make them with LEAF's scripts."
         )
-    first, second = _read(whole or trained), _read([] if whole else tested)
+    parts = [samples for file in files for samples in _writers(file)]
     rng = numpy_generator(seed, "split", "femnist")
-    known = sorted({name for name, *_ in (*first, *second)})
+    known = sorted({name for name, *_ in parts})
     if writers is not None:
         if not 3 <= writers <= len(known):
             raise UserError(f"writers of femnist must lie in [3, {len(known)}], got {writers}.")
         chosen = set(rng.choice(known, size=writers, replace=False))
-        first, second = ([s for s in part if s[0] in chosen] for part in (first, second))
-    names, x, y = _join([*first, *second])
-    owners = numbered(names)
-    count = sum(len(labels) for _, _, labels in first)
-    disjoint = second and not {name for name, *_ in first} & {name for name, *_ in second}
-    test = (x[count:], y[count:]) if disjoint else None
-    kept, make = slice(count if disjoint else None), partial(from_arrays, size=size)
-    return split(
-        "femnist", x[kept], y[kept], CLASSES, rng, make=make, test=test, clients=owners[kept]
-    )
-
-
-def _read(files: Iterable[Path]) -> list[Samples]:
-    return [samples for file in sorted(files) for samples in _writers(file)]
-
-
-def _join(parts: list[Samples]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    names = np.repeat([name for name, *_ in parts], [len(y) for _, _, y in parts])
-    return names, np.concatenate([x for _, x, _ in parts]), np.concatenate([y for *_, y in parts])
+        parts = [samples for samples in parts if samples[0] in chosen]
+    owners = numbered(np.repeat([name for name, *_ in parts], [len(y) for *_, y in parts]))
+    x, y = (np.concatenate([samples[i] for samples in parts]) for i in (1, 2))
+    make = partial(from_arrays, size=size)
+    return split("femnist", x, y, CLASSES, rng, make=make, clients=owners)
 
 
 def _writers(file: Path) -> Iterator[Samples]:
