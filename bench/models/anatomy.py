@@ -9,6 +9,7 @@ by the parameters that are used in between. Nothing of the module's code is pars
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,20 +189,19 @@ def _play(
     def enter(_: nn.Module, args: Any) -> Any:
         return (played.add(f"input of {head}", None, args[0]), *args[1:])
 
-    parts = [(n, m) for n, m in module.named_modules() if n]
-    handles = [m.register_forward_hook(record(n), with_kwargs=True) for n, m in parts]
-    if head is not None:
-        handles.append(module.get_submodule(head).register_forward_pre_hook(enter))
-    try:
-        with torch.enable_grad():
+    with ExitStack() as stack:
+        for name, part in module.named_modules():
+            if name:
+                stack.enter_context(part.register_forward_hook(record(name), with_kwargs=True))
+        if head is not None:
+            stack.enter_context(module.get_submodule(head).register_forward_pre_hook(enter))
+        stack.enter_context(torch.enable_grad())
+        try:
             output = module(x.clone())
-    except Exception as error:  # whatever a foreign module raises
-        shape = list(x.shape[1:])
-        text = in_one_line(error, 300)
-        raise UserError(f"{what} cannot take samples of shape {shape} ({text}).") from error
-    finally:
-        for handle in handles:
-            handle.remove()
+        except Exception as error:  # whatever a foreign module raises
+            shape = list(x.shape[1:])
+            text = in_one_line(error, 300)
+            raise UserError(f"{what} cannot take samples of shape {shape} ({text}).") from error
     got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if got != [SAMPLES, classes]:
         raise UserError(

@@ -219,14 +219,13 @@ class ModuleNetwork(Network):
             if low:
                 for place in places[: low - 1]:
                     if not place.before:
-                        blank = x.new_zeros(len(x), *place.shape)
-                        stack.enter_context(self._instead(place, blank))
-                stack.enter_context(self._instead(places[low - 1], x))
+                        self._replace_output(stack, place, x.new_zeros(len(x), *place.shape))
+                self._replace_output(stack, places[low - 1], x)
                 x = x.new_zeros(len(x), *self.shape)
             x = x if low else self._scale_input(x).clone()  # a module may change it in place
             if high == len(places):
                 return functional_call(self._module, given, (x,))
-            stack.enter_context(self._stopping(places[high - 1]))
+            self._stop_at(stack, places[high - 1])
             try:
                 functional_call(self._module, given, (x,))
             except _Reached as reached:
@@ -267,39 +266,28 @@ class ModuleNetwork(Network):
             }
         return self._placed[place]
 
-    @contextlib.contextmanager
-    def _instead(self, place: Place, value: Tensor) -> Iterator[None]:
-        """A place's tensor is the value, and what leads up to it is not run."""
+    def _replace_output(self, stack: contextlib.ExitStack, place: Place, value: Tensor) -> None:
+        """Until the stack is left, a place's tensor is the value; what leads up to it is not
+        run."""
         module = self._module.get_submodule(place.module)
         if place.before:
-            handle = module.register_forward_pre_hook(lambda *_: (value,))
-            try:
-                yield
-            finally:
-                handle.remove()
-            return
-        module.forward = lambda *_, **__: value
-        try:
-            yield
-        finally:
-            del module.forward
+            stack.enter_context(module.register_forward_pre_hook(lambda *_: (value,)))
+        else:
+            module.forward = lambda *_, **__: value
+            stack.callback(delattr, module, "forward")
 
-    @contextlib.contextmanager
-    def _stopping(self, place: Place) -> Iterator[None]:
-        """A run ends at a place."""
+    def _stop_at(self, stack: contextlib.ExitStack, place: Place) -> None:
+        """Until the stack is left, a run ends at a place."""
 
         def reached(_: nn.Module, given: tuple[Tensor, ...], output: Tensor | None = None) -> None:
             raise _Reached(given[0] if output is None else output)
 
         module = self._module.get_submodule(place.module)
-        register = (
-            module.register_forward_pre_hook if place.before else module.register_forward_hook
+        stack.enter_context(
+            module.register_forward_pre_hook(reached)
+            if place.before
+            else module.register_forward_hook(reached)
         )
-        handle = register(reached)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def _next_input(self, output: Tensor) -> Tensor:
         return output.clone()  # an operation in place may follow

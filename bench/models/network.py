@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -282,15 +283,10 @@ class Network:
 
             return hook
 
-        handles = [
-            module.register_forward_hook(record(name, kind))
-            for name, module, kind in self._layers()
-        ]
-        try:
+        with ExitStack() as stack:
+            for name, module, kind in self._layers():
+                stack.enter_context(module.register_forward_hook(record(name, kind)))
             return self.run(params, x, mode=mode, buffers=buffers), layers
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _next_input(self, output: Tensor) -> Tensor:
         """Return the input of the next layer where a layer's output is recorded."""
@@ -305,13 +301,11 @@ class Network:
         def record(name: str) -> Any:
             return lambda _, args: calls[name].append(moments(args[0]))
 
-        handles = [n.register_forward_pre_hook(record(name)) for name, n in self._norms.items()]
-        try:
-            with torch.no_grad():
-                self.run(params, x, mode="train")
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for name, norm in self._norms.items():
+                stack.enter_context(norm.register_forward_pre_hook(record(name)))
+            self.run(params, x, mode="train")
         buffers: dict[str, Tensor] = {}
         for name, each in calls.items():
             mean, var = (torch.stack(values).mean(dim=0) for values in zip(*each, strict=True))
