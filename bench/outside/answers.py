@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from bench.arrays import read_arrays
@@ -15,7 +14,7 @@ from bench.contract.attack import Reconstruction
 from bench.errors import UserError
 from bench.metrics.answers import FIELDS, answer_of, checked
 from bench.names import did_you_mean
-from bench.protocols.export import load_tensors
+from bench.protocols.export import UNREADABLE, load_tensors
 
 _ROUNDING = 1e-6
 """By which an image may leave [0, 1]."""
@@ -50,7 +49,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     elif path.suffix == ".safetensors":
         try:
             tensors = load_tensors(path)
-        except (OSError, SafetensorError, KeyError) as error:
+        except UNREADABLE as error:
             raise UserError(f"cannot read {path}: {error}") from error
     else:
         raise UserError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")

@@ -39,6 +39,8 @@ _HEADER = ("kind", "sender", "receiver", "round", "step", "local_steps")
 _STATES = ("initial", "const", "buffers", "before", "after")
 _SHARED = ("initial", "const")
 """States that are the same in all releases."""
+UNREADABLE = (OSError, SafetensorError, KeyError)
+"""What reading a safetensors file raises that is missing, damaged or lacks a tensor."""
 _LEAST_PUBLIC = 2
 """Public samples: attacks take their spread."""
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
@@ -171,14 +173,19 @@ def load_seen(path: Path, *, most_bytes: int | None = None) -> Seen:
 
 def _load_release(path: Path) -> tuple[Seen, int]:
     """Load one release, and the number of earlier ones. Raises UserError for a broken file."""
-    text, tensors = _read(path)
     try:
-        seen, earlier = _release_of(text, ViewText.model_validate(text), tensors)
+        text = json.loads(read_bytes(f"{path}.json", links=True))
+        view = ViewText.model_validate(text)
+        if text.get("format") != FORMAT:
+            raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
+        seen = _release_of(text, view, load_tensors(f"{path}.safetensors"))
+    except UserError:
+        raise
     except ValidationError as error:
         raise UserError(f"{path}.json: {problem(error)}") from error
-    except (KeyError, ValueError, RecursionError) as error:  # a tensor is missing, or deep down
-        raise _incomplete(path, error) from error
-    wrong = _contradiction(seen)
+    except (*UNREADABLE, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no complete export of what was seen ({error}).") from error
+    wrong = _contradiction(seen) or _contradictory_message(seen)
     if wrong is not None:
         raise UserError(f"{path}.json: {wrong}.")
     every = len(seen.clients) * seen.known["samples"]
@@ -187,13 +194,11 @@ def _load_release(path: Path) -> tuple[Seen, int]:
     parameters = sum(v.numel() for v in seen.before.values())
     steps = seen.known["local_steps"]
     check_memory(4.0 * parameters * steps, f"{path}.json: the local steps that were seen")
-    return seen, earlier
+    return seen, view.earlier
 
 
-def _release_of(
-    text: Mapping[str, Any], view: ViewText, tensors: Mapping[str, Tensor]
-) -> tuple[Seen, int]:
-    """A release from its whole text, the same checked, and its tensors."""
+def _release_of(text: Mapping[str, Any], view: ViewText, tensors: Mapping[str, Tensor]) -> Seen:
+    """Return a release from its whole text, the same checked, and its tensors."""
 
     def get(prefix: str, names: Sequence[str] | None) -> dict[str, Tensor] | None:
         return None if names is None else {n: tensors[f"{prefix}/{n}"] for n in names}
@@ -216,7 +221,7 @@ def _release_of(
         header = {name: getattr(m, name) for name in _HEADER}
         messages.append(Message(**header, parts=parts, sealed=sealed))
     states = {s: get(s, view.states.get(s)) for s in _STATES}
-    seen = Seen(
+    return Seen(
         protocol=view.protocol,
         party=view.party,
         labels=view.labels,
@@ -231,8 +236,6 @@ def _release_of(
         before=states["before"] or {},
         after=states["after"],
     )
-    _check_messages(seen)
-    return seen, view.earlier
 
 
 def _check_shapes(path: Path, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
@@ -263,42 +266,35 @@ def _contradiction(seen: Seen) -> str | None:
     return None
 
 
-def _check_messages(seen: Seen) -> None:
-    """Raises ValueError for what no run can give: each pattern is of its values, parts of uploads
-    are of variables that were broadcast, and those of all clients are of the same."""
+def _contradictory_message(seen: Seen) -> str | None:
+    """Return what no run can give: a pattern that is not of its values, a part of an upload that is
+    of no variable that was broadcast, or uploads of different variables."""
     first: dict[str, set[str]] = {}
     for message in seen.messages:
         for name, part in message.parts.items():
             present = part.presence()
             if present.shape != part.values.shape or present.dtype != torch.bool:
-                raise ValueError(f"the pattern of part '{name}' of {message.sender} is none")
+                return f"the pattern of part '{name}' of {message.sender} is none"
         if message.kind not in UPLOAD_KINDS:
             continue
         if message.local_steps < 1:
-            raise ValueError(f"the upload of {message.sender} is of no local step")
+            return f"the upload of {message.sender} is of no local step"
         sent = first.setdefault(message.kind, set(message.parts))
         odd = next(iter(sent ^ set(message.parts)), None)
         if odd is not None:
-            raise ValueError(f"some, but not all, uploads have a part '{odd}'")
+            return f"some, but not all, uploads have a part '{odd}'"
         for name, part in message.parts.items():
             if name not in seen.before or seen.before[name].shape != part.values.shape:
-                raise ValueError(
+                return (
                     f"the upload of {message.sender} has a part '{name}' {list(part.values.shape)}"
                     ", which is no variable of that shape"
                 )
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    text = _read_text(path)
-    try:
-        return text, load_tensors(f"{path}.safetensors")
-    except (OSError, SafetensorError, KeyError) as error:
-        raise _incomplete(path, error) from error
+    return None
 
 
 def load_tensors(path: Path | str) -> dict[str, Tensor]:
     """Read a safetensors file of kinds of number that torch computes with. Raises UserError for
-    others, and what reading raises: OSError, SafetensorError, KeyError."""
+    others, and `UNREADABLE` for a file that cannot be read."""
     check_plain(path, links=True)
     tensors = load_file(path)
     odd = next((n for n, value in tensors.items() if value.dtype not in _TYPES), None)
@@ -307,14 +303,20 @@ def load_tensors(path: Path | str) -> dict[str, Tensor]:
     return tensors
 
 
+def _load_pair(path: Path, what: str) -> tuple[Tensor, Tensor]:
+    """Read samples `x` and their labels `y`. Raises UserError, which says that the file is not
+    `what`."""
+    try:
+        tensors = load_tensors(path)
+        return tensors["x"], tensors["y"]
+    except UNREADABLE as error:
+        raise UserError(f"{path} {what} ({error}).") from error
+
+
 def load_samples(path: Path) -> tuple[Tensor, Tensor]:
     """Read public samples `x` and their labels `y`. Raises UserError for a file that holds none
     that attacks can use."""
-    try:
-        public = load_tensors(path)
-        x, y = public["x"], public["y"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(f"{path} holds no public samples ({error}).") from error
+    x, y = _load_pair(path, "holds no public samples")
     if y.ndim != 1 or x.shape[:1] != y.shape or len(y) < _LEAST_PUBLIC:
         raise UserError(
             f"{path} holds samples {list(x.shape)} with labels {list(y.shape)}, which are not x "
@@ -323,22 +325,6 @@ def load_samples(path: Path) -> tuple[Tensor, Tensor]:
     if x.dtype != torch.float32 or not x.isfinite().all():
         raise UserError(f"{path} holds samples {x.dtype}; expected finite numbers in float32.")
     return x, y
-
-
-def _read_text(path: Path) -> dict[str, Any]:
-    try:
-        text = json.loads(read_bytes(f"{path}.json", links=True))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _incomplete(path, error) from error
-    if not isinstance(text, dict):
-        raise _incomplete(path, TypeError("its text is no object"))
-    if text.get("format") != FORMAT:
-        raise UserError(f"{path}.json has format {text.get('format')!r}, expected {FORMAT}.")
-    return text
-
-
-def _incomplete(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} is no complete export of what was seen ({error}).")
 
 
 def save_truth(truth: Truth, path: Path) -> None:
@@ -352,11 +338,8 @@ def load_truth(path: Path) -> Truth:
     Raises:
         UserError: For a file that is missing or holds no truth.
     """
-    try:
-        tensors = load_tensors(path)
-        truth = Truth(x=tensors["x"], y=tensors["y"])
-    except (OSError, SafetensorError, KeyError) as error:
-        raise UserError(f"{path} does not hold the truth of an observation ({error}).") from error
+    x, y = _load_pair(path, "does not hold the truth of an observation")
+    truth = Truth(x=x, y=y)
     if truth.y.ndim != 2 or truth.x.shape[:2] != truth.y.shape:
         raise UserError(
             f"{path} does not hold the truth of an observation: x {list(truth.x.shape)} are no "
