@@ -82,7 +82,7 @@ def _print_scores(scored: Scored) -> None:
     from bench.metrics.named import METRICS
     from bench.report.columns import figure, interval_text
 
-    head = f"{scored.cell.name}: {scored.victims} victims, {scored.samples} sample(s) each"
+    head = f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each"
     table = options.open_table(Text(head))
     table.add_column("metric")
     table.add_column("answer", overflow="fold")
@@ -94,7 +94,7 @@ def _print_scores(scored: Scored) -> None:
             if metric in answer.figures
         ]
         others = (
-            (f"own: {scored.cell.label}", beside.own),
+            (f"own: {scored.attack}", beside.own),
             ("floor", beside.floor),
             ("floor, told the labels", beside.floor_class_mean),
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.metrics.paired import ALPHA, differences
 from bench.metrics.score import score
 from bench.outside.answers import read_answer
-from bench.outside.exports import observation, truth_beside
-from bench.records import AttackRecord, Cell, Run, read_json
+from bench.outside.exports import observation, stem_of, truth_beside
+from bench.records import AttackRecord, Run, read_json
 from bench.report.choosing import find
 from bench.report.entries import LEAK_METRICS, select_answers, values_of
 
@@ -58,6 +58,8 @@ class Against:
         difference: How much more the outside answer leaks, mean over victims: by how much its SSIM
             is higher, or its MSE lower. Figures that agree to 1e-6 count as equal.
         p: Of a paired t-test over the victims of this one training.
+        beats: Whether the outside answer leaks more.
+        separated: Whether the test tells the two apart.
     """
 
     rival: Rival
@@ -65,21 +67,8 @@ class Against:
     metric: str
     difference: Interval
     p: float
-
-    @property
-    def beats(self) -> bool:
-        """Whether the outside answer leaks more."""
-        return self.difference.mean > 0
-
-    @property
-    def separated(self) -> bool:
-        """Whether the test tells the two apart."""
-        return self.p <= ALPHA
-
-    def to_json_value(self) -> dict[str, Any]:
-        """Return the fields with what follows from the difference and p."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**own, "beats": self.beats, "separated": self.separated}
+    beats: bool
+    separated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +95,9 @@ class Scored:
     """Outside attacks' answers to one cell, scored.
 
     Attributes:
-        cell: What was attacked.
+        cell: Key of what was attacked.
+        name: Its name.
+        attack: Leakbench's own.
         victims: How many.
         samples: Of each victim.
         answers: In the order of the files.
@@ -114,25 +105,14 @@ class Scored:
         floors: Metric -> one figure per victim of what needs no leak.
     """
 
-    cell: Cell
+    cell: str
+    name: str
+    attack: str
     victims: int
     samples: int
     answers: tuple[OutsideAnswer, ...]
     beside: Mapping[str, Beside]
     floors: Mapping[str, list[float]]
-
-    def to_json_value(self) -> dict[str, Any]:
-        """As `leakbench score --json` prints it."""
-        return {
-            "cell": self.cell.key,
-            "name": self.cell.name,
-            "attack": self.cell.label,
-            "victims": self.victims,
-            "samples": self.samples,
-            "answers": self.answers,
-            "beside": self.beside,
-            "floors": self.floors,
-        }
 
 
 def score_files(
@@ -186,7 +166,9 @@ def score_files(
     own = records[chosen.label].values if chosen.label in records else {}
     victims, samples = truth["y"].shape
     return Scored(
-        cell=chosen,
+        cell=chosen.key,
+        name=chosen.name,
+        attack=chosen.label,
         victims=victims,
         samples=samples,
         answers=tuple(answers),
@@ -240,6 +222,8 @@ def _compare(
                     metric=metric,
                     difference=test.interval,
                     p=test.p,
+                    beats=test.interval.mean > 0,
+                    separated=test.p <= ALPHA,
                 )
             )
     return tuple(comparisons)
@@ -251,15 +235,12 @@ def _mean(values: list[float] | None) -> float | None:
 
 def _read_export(cell: str) -> tuple[str, int] | None:
     """Return the key and the view in an exported file; None for other files."""
-    path = Path(cell)
-    if not path.name:  # "", "." and "/" name no file
-        return None
-    base = path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
-    exported = base.with_name(f"{base.name}.json")
+    base = stem_of(Path(cell))
+    exported = f"{base}.json"
     if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
         return None
     try:
-        about = read_json(exported, links=True)
+        about = read_json(Path(exported), links=True)
         return str(about["cell"]), int(about.get("view", 0))
     except (OSError, UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{exported} is no export of leakbench: it names no cell.") from error
