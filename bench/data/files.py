@@ -3,7 +3,7 @@ tables or signals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,7 @@ def read_npz(path: Path) -> Packaged:
             f"{', '.join(IMAGES)}, or {', '.join(FEATURES)}, and optionally "
             f"{', '.join(_MORE)}."
         )
-    check_parts([arrays[k] for k in needed], names=needed, place=str(path))
-    _check_more(arrays, samples=arrays[needed[0]], place=str(path))
+    _check_arrays(arrays, needed, place=str(path))
     x, tx = arrays[needed[0]], arrays[needed[2]]
     y, ty = flat(arrays[needed[1]]), flat(arrays[needed[3]])
     clients, groups = arrays.get("train_clients"), arrays.get("categorical")
@@ -95,63 +94,56 @@ def read_npz(path: Path) -> Packaged:
     )
 
 
-def check_parts(arrays: Sequence[np.ndarray], *, names: Sequence[str], place: str) -> None:
-    """Raise UserError for samples and labels of other shapes and types than `Packaged` has.
+def _check_arrays(arrays: Mapping[str, np.ndarray], needed: Sequence[str], *, place: str) -> None:
+    """Raise UserError for an array of another shape or type than `Packaged` has.
 
-    Args:
-        arrays: Training samples and labels, test samples and labels.
-        names: What the four are called, IMAGES or FEATURES.
-        place: The file that has them.
+    needed: Names of training samples and labels, test samples and labels.
     """
-    named = list(zip(arrays, names, strict=True))
-    for (samples, what), (labels, kind) in (named[:2], named[2:]):
-        if names is IMAGES:
-            sides = samples.shape[1:]
-            fits = samples.dtype == np.uint8 and (len(sides) == 2 or sides[2:] in ((1,), (3,)))
-            expected = "uint8 [N, H, W] or [N, H, W, 1 or 3]"
+
+    def check(name: str, fits: Callable[[np.ndarray], bool], expected: str) -> None:
+        array = arrays.get(name)
+        if array is not None and not fits(array):
+            raise UserError(
+                f"{name} of {place} must be {expected}, got {array.dtype} {list(array.shape)}."
+            )
+
+    for samples, labels in (needed[:2], needed[2:]):
+        if needed is IMAGES:
+            check(samples, _are_images, "uint8 [N, H, W] or [N, H, W, 1 or 3]")
         else:
-            fits = samples.dtype.kind == "f" and samples.ndim in (2, 3)
-            expected = (
-                "floating-point numbers [N, features] or [N, channels, length] (images are "
-                f"{IMAGES[0]})"
-            )
-        if not fits:
-            raise UserError(
-                f"{what} of {place} must be {expected}, got {samples.dtype} {list(samples.shape)}."
-            )
-        count = len(samples)
-        if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu":
-            raise UserError(
-                f"{kind} of {place} must be {count} integers, "
-                f"got {labels.dtype} {list(labels.shape)}."
-            )
+            expected = "[N, features] or [N, channels, length] (images are train_images)"
+            check(samples, _are_features, f"floating-point numbers {expected}")
+        count = len(arrays[samples])
+        check(labels, partial(_are_labels, count=count), f"{count} integers")
+    x = arrays[needed[0]]
+    check("class_names", lambda a: a.ndim == 1 and _are_ids(a), "texts [classes]")
+    check(
+        "train_clients",
+        lambda a: a.shape == x.shape[:1] and _are_ids(a),
+        f"{len(x)} integers or texts",
+    )
+    check(
+        "categorical",
+        lambda a: x.ndim == a.ndim == 2 and a.shape[1] == 2 and _are_ids(a, "iu"),
+        "integers [G, 2], columns of a table",
+    )
 
 
-def _check_more(arrays: Mapping[str, np.ndarray], *, samples: np.ndarray, place: str) -> None:
-    """Raise UserError for optional arrays of another shape or type."""
-    names, clients, groups = (arrays.get(k) for k in _MORE)
-    if names is not None and (names.ndim != 1 or names.dtype.kind not in "iuUS"):
-        raise UserError(
-            f"class_names of {place} must be texts [classes], got {names.dtype} "
-            f"{list(names.shape)}."
-        )
-    if clients is not None and (
-        clients.shape != samples.shape[:1] or clients.dtype.kind not in "iuUS"
-    ):
-        raise UserError(
-            f"train_clients of {place} must be {samples.shape[0]} integers or texts, got "
-            f"{clients.dtype} {list(clients.shape)}."
-        )
-    if groups is not None and not (
-        samples.ndim == 2
-        and groups.ndim == 2
-        and groups.shape[1] == 2
-        and groups.dtype.kind in "iu"
-    ):
-        raise UserError(
-            f"categorical of {place} must be integers [G, 2], columns of a table, got "
-            f"{groups.dtype} {list(groups.shape)} with samples {list(samples.shape[1:])}."
-        )
+def _are_images(x: np.ndarray) -> bool:
+    return x.dtype == np.uint8 and (x.ndim == 3 or x.shape[3:] in ((1,), (3,)))
+
+
+def _are_features(x: np.ndarray) -> bool:
+    return x.dtype.kind == "f" and x.ndim in (2, 3)
+
+
+def _are_labels(y: np.ndarray, *, count: int) -> bool:
+    return y.shape in ((count,), (count, 1)) and _are_ids(y, "iu")
+
+
+def _are_ids(array: np.ndarray, kinds: str = "iuUS") -> bool:
+    """Return whether the array holds whole numbers or, by its default kinds, texts."""
+    return array.dtype.kind in kinds
 
 
 def _texts(names: np.ndarray | None) -> tuple[str, ...] | None:
