@@ -419,18 +419,15 @@ def _training_modes(
             "give the same logits."
         )
     if without_dropout:
-        modes |= dict.fromkeys(_random_parts(module), False)
-    moved, draws = played(modes)
-    same = not draws and _equal(moved, still)
-    if without_dropout and not same:
         return {name: name in norms for name in modes}
+    moved, draws = played(modes)
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise UserError(
                 f"{what} changes its buffer '{name}' in a training pass, as spectral normalisation "
                 "and moving averages do; what clients would change there has no place."
             )
-    if same:
+    if not draws and _equal(moved, still):
         return modes
     if draws and _of_one_shape(moved, still):
         parts = _random_parts(module)
