@@ -133,21 +133,16 @@ def _part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows [N, 9, 128], labels [N] from 0, and subjects [N]."""
     signals = folder / part / "Inertial Signals"
     x = np.stack([_table(signals / f"{c}_{part}.txt", LENGTH) for c in CHANNELS], axis=1)
-    y, subjects = (_whole(folder / part / f"{what}_{part}.txt") for what in ("y", "subject"))
+    y, subjects = (
+        _table(folder / part / f"{what}_{part}.txt", 1)[:, 0].astype(np.int64)
+        for what in ("y", "subject")
+    )
     if not len(x) == len(y) == len(subjects):
         raise UserError(
             f"the files of {folder / part} have {len(x)} windows, {len(y)} labels and "
             f"{len(subjects)} subjects, expected as many of each."
         )
     return x, y - 1, subjects
-
-
-def _whole(file: Path) -> np.ndarray:
-    """Read the whole numbers [N] of a text file."""
-    numbers = _table(file, 1)[:, 0]
-    if not ((numbers == np.floor(numbers)) & (np.abs(numbers) < 1e6)).all():
-        raise UserError(f"{file} must hold whole numbers below a million, one a line.")
-    return numbers.astype(np.int64)
 
 
 def _table(file: Path, columns: int) -> np.ndarray:

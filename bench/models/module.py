@@ -429,7 +429,7 @@ def _training_modes(
             )
     if not draws and _equal(moved, still):
         return modes
-    if draws and _of_one_shape(moved, still):
+    if draws:
         parts = _random_parts(module)
         where = f" ({', '.join(parts[:3])}{' and others' if len(parts) > 3 else ''})"
         raise UserError(
@@ -460,13 +460,10 @@ def _check_columns(module: nn.Module, x: Tensor, what: str) -> None:
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return _of_one_shape(a, b) and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5))
-
-
-def _of_one_shape(a: Any, b: Any) -> bool:
-    """Return whether both are tensors of one shape."""
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
+def _equal(a: Any, b: Tensor) -> bool:
+    """Return whether a is a tensor of b's shape and nearly its values."""
+    fits = isinstance(a, Tensor) and a.shape == b.shape
+    return fits and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5))
 
 
 def _random_parts(module: nn.Module) -> list[str]:
