@@ -263,15 +263,9 @@ class Capture:
         if self._seen is None:
             raise UserError("nothing was recorded; call gradient() or weights() before save().")
         base = base_of(Path(out))
-        shape = [1, int(self._seen.known["samples"]), *self.network.shape]
         facts: dict[str, Any] = {
             "class_names": [str(i) for i in range(self.network.classes)],
             "categorical": [],
-            "answer": {
-                "images": shape,
-                "labels": shape[:2],
-                "label_counts": [1, self.network.classes],
-            },
         }
         if self._noised.events:
             facts["privacy"] = self._noised.ledger()

@@ -24,7 +24,6 @@ from bench.protocols.export import (
     earlier_path,
     load_samples,
     load_seen,
-    load_truth,
     save_seen,
     save_tensors,
 )
@@ -65,7 +64,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment, view: int = 0) 
     """
     base = base_of(out)
     chosen = find(Run.read(folder).cells, cell)
-    files, samples = observation(folder, chosen, view)
+    files = observation(folder, chosen, view)
     seen = load_seen(files.with_name(f"{files.name}-seen"))
     dataset = dataset_of(chosen.job.train, env)
     threat = chosen.job.threat
@@ -77,11 +76,6 @@ def export(folder: Path, cell: str, out: Path, env: Environment, view: int = 0) 
         "checkpoint": chosen.checkpoint,
         "view": view,
         "threat": threat.model_dump(),
-        "answer": {
-            "images": [len(seen.clients), samples, *dataset.shape],
-            "labels": [len(seen.clients), samples],
-            "label_counts": [len(seen.clients), dataset.classes],
-        },
     }
     aux = slice(None, threat.aux)
     return write_view(base, seen, (dataset.aux_x[aux], dataset.aux_y[aux]), facts)
@@ -102,7 +96,7 @@ def write_view(
 
     Args:
         base: As `base_of` gives it; existing files are replaced.
-        facts: What else stands in the text.
+        facts: What else stands in the text, beside the shapes of an answer.
 
     Raises:
         UserError: If it cannot be written.
@@ -125,6 +119,12 @@ def write_view(
                     os.replace(f"{source}{ending}", f"{goal}{ending}")
             os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
             os.replace(_public_beside(temporary), paths.public)
+        labels = [len(seen.clients), seen.known["samples"]]
+        text["answer"] = {
+            "images": [*labels, *seen.network["shape"]],
+            "labels": labels,
+            "label_counts": [len(seen.clients), seen.network["classes"]],
+        }
         write_whole(paths.text, to_json(text | facts))
     except OSError as error:
         raise UserError(f"cannot write {base} ({error.strerror or error}).") from error
@@ -162,9 +162,9 @@ def check_labels(place: Path, y: Tensor, seen: Seen) -> None:
         raise UserError(f"{place} has labels beyond 0..{classes - 1}, the classes of its network.")
 
 
-def observation(folder: Path, cell: Cell, view: int = 0) -> tuple[Path, int]:
-    """Stem of the files of a view of a cell's observation, and its samples per victim. Raises
-    UserError if there is none."""
+def observation(folder: Path, cell: Cell, view: int = 0) -> Path:
+    """Return the stem of the files of a view of a cell's observation. Raises UserError if there is
+    none."""
     key = cell.train_key
     record = Store(folder, Run.read(folder)).read("train", key)
     if record is None or record.status != "done":
@@ -186,7 +186,7 @@ def observation(folder: Path, cell: Cell, view: int = 0) -> tuple[Path, int]:
         )
     for begins in (f"{stem.name}-seen", path.name):
         check_kept(stem.parent, record, begins)
-    return stem, int(load_truth(path).y.shape[1])
+    return stem
 
 
 def truth_beside(stem: Path) -> Path:

@@ -139,7 +139,7 @@ def score_files(
     run = Run.read(folder)
     named, view = _read_export(cell) or (cell, view)
     chosen = find(run.cells, named)
-    files, _ = observation(folder, chosen, view)
+    files = observation(folder, chosen, view)
     dataset = dataset_of(chosen.job.train, env)
     truth = truth_of(chosen.job, dataset, truth_beside(files))
     floors = floors_of(chosen.job, dataset, truth)
