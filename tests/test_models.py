@@ -22,14 +22,13 @@ from bench.toolkit.batches import soft_cross_entropy
 from defenses.none import NoDefense
 
 SHAPE = (3, 16, 16)
-SIGNALS = {"har_cnn": (9, 32), "har_transformer": (9, 32)}
+SIGNALS = {"har_transformer": (9, 32)}
 """Shapes of the samples of networks that take no images."""
 NARROW: dict[str, dict[str, Any]] = {
     "resnet18": {"width": 8},
     "vgg16": {"width": 8},
     "vit_small": {"dim": 16},
     "vit_tiny": {"dim": 24, "depth": 2},
-    "har_cnn": {"width": 8, "hidden": 16},
     "har_transformer": {"dim": 16},
 }
 TRANSFORMERS = ["vit_small", "vit_tiny", "pit_tiny"]

@@ -33,7 +33,7 @@ BUILDERS: Mapping[str, Callable[..., Stages]] = {
         *(dense.logistic, dense.mlp3, dense.mlp_spm, convolutional.lenet),
         *(convolutional.cnn_selective_shield, convolutional.cnn_spm, convolutional.resnet18),
         *(convolutional.vgg16, transformers.vit_small, transformers.vit_tiny),
-        *(transformers.pit_tiny, sensors.har_cnn, sensors.har_transformer),
+        *(transformers.pit_tiny, sensors.har_transformer),
     )
 }
 INITIAL: Mapping[str, Initial] = {

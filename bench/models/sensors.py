@@ -1,8 +1,4 @@
-"""Networks for signals [channels, length], such as those of motion sensors.
-
-A convolution over time is written as one of an image of height 1, so that all that knows image
-convolutions (normalisation, the attacks' fast gradients) serves it too.
-"""
+"""A network for signals [channels, length], such as those of motion sensors."""
 
 from __future__ import annotations
 
@@ -16,50 +12,10 @@ from bench.models.transformers import FlatGrid, MeanToken, Positions, _twice_dif
 
 
 class Unsqueezed(nn.Module):
-    """Signals [B, channels, length] as images of height 1."""
+    """Signals [B, channels, length] as images of height 1, which attacks know."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.unsqueeze(2)
-
-
-def _signal_sides(model: str, shape: Shape) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise UserError(
-            f"model {model} takes signals [channels, length], got samples of shape {list(shape)}."
-        )
-    return shape[0], shape[1]
-
-
-def har_cnn(
-    *, shape: Shape, classes: int, width: int = 96, hidden: int = 1000, kernel: int = 9
-) -> Stages:
-    """Three convolutions over time of 96, 192 and 192 channels, each pooled by 3, hidden of 1000.
-
-    Source: Ronao, Cho 2016, "Human activity recognition with smartphone sensors using deep learning
-    neural networks" (Expert Systems with Applications 59): their best network on UCI HAR, with
-    kernels of 9 and pooling of 3. Departures: zeros at both ends keep the length before pooling,
-    and there is no dropout, since every gradient must be reproducible.
-    """
-    channels, length = _signal_sides("har_cnn", shape)
-    positive("har_cnn", width=width, hidden=hidden, kernel=kernel)
-    if length < 27 or kernel % 2 == 0:
-        raise UserError(
-            "model har_cnn needs signals of at least 27 values, which it pools by 3 three times, "
-            f"and an odd kernel, got {length} values and kernel {kernel}."
-        )
-
-    def block(inputs: int, outputs: int) -> OrderedDict[str, nn.Module]:
-        conv = nn.Conv2d(inputs, outputs, (1, kernel), padding=(0, kernel // 2))
-        return OrderedDict(conv=conv, relu=nn.ReLU(), pool=nn.MaxPool2d((1, 3)))
-
-    return OrderedDict(
-        block1=chain(signal=Unsqueezed(), **block(channels, width)),
-        block2=chain(**block(width, 2 * width)),
-        block3=chain(**block(2 * width, 2 * width)),
-        flatten=nn.Flatten(),
-        hidden=chain(linear=nn.Linear(2 * width * (length // 27), hidden), relu=nn.ReLU()),
-        head=nn.Identity(),
-    )
 
 
 def har_transformer(
@@ -71,7 +27,12 @@ def har_transformer(
     Dirgova Luptakova, Kubovcik, Pospichal 2022, "Wearable sensor-based human activity recognition
     with transformer model" (Sensors 22).
     """
-    channels, length = _signal_sides("har_transformer", shape)
+    if len(shape) != 2:
+        raise UserError(
+            "model har_transformer takes signals [channels, length], got samples of shape "
+            f"{list(shape)}."
+        )
+    channels, length = shape
     positive("har_transformer", dim=dim, depth=depth, heads=heads, patch=patch)
     if length % patch:
         raise UserError(
