@@ -326,11 +326,11 @@ class ModuleNetwork(Network):
         return {
             path: name
             for path, name in self._plain.items()
-            if all(known[f"{path}.{n}"] in right for n, _ in self._own_parameters(path))
+            if all(
+                known[f"{path}.{n}"] in right
+                for n, _ in self._module.get_submodule(path).named_parameters(recurse=False)
+            )
         }
-
-    def _own_parameters(self, path: str) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._module.get_submodule(path).named_parameters(recurse=False)
 
 
 class _Reached(Exception):
