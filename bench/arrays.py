@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 
 from bench.errors import UserError
+from bench.foreign import in_one_line
 
 
 def read_arrays(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray]:
@@ -33,8 +34,9 @@ def read_arrays(path: Path, wanted: Collection[str] | None = None) -> dict[str, 
     except UserError:
         raise
     except Exception as error:  # a damaged file makes zipfile and numpy raise whatever it hits
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path} is truncated or no npz file ({reason}).") from error
+        raise UserError(
+            f"{path} is truncated or no npz file ({in_one_line(error, 200)})."
+        ) from error
 
 
 def check_memory(n_bytes: float, what: str) -> None:

@@ -283,14 +283,14 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     public_x, public_y = public_of(base, seen)
     about = read_json(base.with_name(f"{base.name}.json"), links=True)
     files = tuple(map(Path, plugins))
-    last, *before = reversed([_module(release, files) for release in seen.releases])
+    *earlier, last = (_module(release, files) for release in seen.releases)
     return OpenExport(
         seen=seen,
         about=about,
         public_x=public_x,
         public_y=public_y,
         module=last,
-        earlier=tuple(reversed(before)),
+        earlier=tuple(earlier),
     )
 
 
