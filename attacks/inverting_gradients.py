@@ -11,10 +11,11 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels
-from attacks.engine.matching import Matcher
+from attacks.engine.matching import Matcher, build_matcher
 from attacks.engine.observation import lawless, nothing_to_match, parse_view
 from attacks.engine.optimisers import Decay, Evaluate, Minimum, Phase, descend
 from attacks.engine.orders import link
+from attacks.engine.posterior import answer_by_posterior
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation
@@ -78,6 +79,7 @@ class InvertingGradients(Attack):
         check_choice("preset", preset, Preset)
         given = {"restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+        self.preset = preset
         self.decay: Decay = "steps" if preset == "paper" else "cosine"
         self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
         self.total_variation, self.signed = chosen["total_variation"], signed
@@ -116,6 +118,11 @@ class InvertingGradients(Attack):
             known=known,
             stop=torch.full_like(evidence.square, -torch.inf),
         )
+        likelihood = (
+            build_matcher(seen, ctx) if self.preset == "strong" and evidence.noisy else None
+        )
+        if likelihood is not None:
+            answer_by_posterior(likelihood, solution, ctx)
         return solution.answer(matcher, known.notes)
 
 

@@ -5,7 +5,8 @@ starts (`restarts`) of candidates whose labels may be read first (`labels`). The
 (`matching`) adds terms, and compares the answers of all attacks; `encoding` makes images of an
 optimiser's vectors. `evidence` weighs what was seen into terms (`terms`); `joint` fits images
 together with what clients kept to themselves, and all victims at once to what is known of them
-together. Each term compares what candidate clients (`clients`) would have sent with what was.
+together; `posterior` replaces the likeliest images by what is most like draws from their
+posterior. Each term compares what candidate clients (`clients`) would have sent with what was.
 
 Learned: `inverter` (of `ridge` and `decoder`) regresses (`regression`) images on what public
 samples look like through the defense (`channel`).

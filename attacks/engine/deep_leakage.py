@@ -17,6 +17,7 @@ from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parse_view
 from attacks.engine.optimisers import Minimum, Phase, minimise
 from attacks.engine.orders import link
+from attacks.engine.posterior import answer_by_posterior
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     Labels,
@@ -164,6 +165,8 @@ class DeepLeakage(Attack):
                 solution.solved = int((solution.loss <= stop).sum())
             self._reorder(ctx, optimiser, known, solution)
             self._with_what_is_hidden(optimiser, known, solution)
+            if noisy:
+                answer_by_posterior(matcher(first.dtype), solution, ctx)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")

@@ -1,0 +1,164 @@
+"""Draws from the posterior under noise, and what attacks answer by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.dlg import DLG
+from attacks.engine import deep_leakage
+from attacks.engine.posterior import (
+    ClassPrior,
+    NoisyMessages,
+    draw_samples,
+    find_noisy_messages,
+)
+from attacks.idlg import IDLG
+from bench.contract.attack import Attack
+from bench.contract.defense import Defense
+from bench.data.dataset import Dataset
+from defenses.ms_pafl import MSPAFL
+from defenses.noise import GaussianUpdate, LaplaceUpdate
+from defenses.quantise import Quantise
+from defenses.splitfed import SplitFedDP
+from defenses.spm import SPM
+from tests.conftest import network_for
+from tests.matchers import evidence_for
+from tests.test_releases import at_init, context, similarity
+
+GAUSSIAN = GaussianUpdate(noise_multiplier=0.03, clip_norm=1.0)
+BOTH = SplitFedDP(epsilon=300.0, smashed_clip=100.0, update_clip=1.0, update_epsilon=200.0)
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense", "threat", "rounds"),
+    [
+        (IDLG(), GAUSSIAN, {}, 1),
+        (IDLG(), GaussianUpdate(noise_multiplier=0.01, clip_norm=1.0), {"batch": 2}, 1),
+        (DLG(), LaplaceUpdate(noise_multiplier=0.002, clip_norm=1.0), {}, 1),
+        (IDLG(), BOTH, {"split": True}, 1),
+        (IDLG(), GaussianUpdate(noise_multiplier=0.1, clip_norm=1.0), {}, 3),
+    ],
+)
+def test_what_is_most_like_the_posterior_is_nearer_than_the_likeliest(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch, attack: Attack, defense: Defense,
+    threat: dict[str, Any], rounds: int,
+) -> None:  # fmt: skip
+    network = network_for(digits)
+    seen, truth = at_init(digits, network, defense, rounds, **threat)
+    answered = similarity(attack, seen, context(digits, network, defense, seen), truth)
+    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
+    likeliest = similarity(attack, seen, context(digits, network, defense, seen), truth)
+    assert answered > likeliest + 0.02
+
+
+@pytest.mark.parametrize(
+    ("defense", "located"),
+    [
+        (GAUSSIAN, True),
+        (LaplaceUpdate(noise_multiplier=0.002, clip_norm=1.0), True),
+        (Defense(), False),
+        (SPM(epsilon=1.5), False),
+        (Quantise(how="int8"), False),
+        (MSPAFL(epsilon=0.5), True),
+    ],
+)
+def test_only_gaussian_and_laplace_noise_has_a_linear_model(
+    digits: Dataset, defense: Defense, located: bool
+) -> None:
+    network = network_for(digits)
+    seen, _ = at_init(digits, network, defense, 1)
+    evidence = evidence_for(seen, context(digits, network, defense, seen))
+    assert (find_noisy_messages(evidence) is not None) == located
+
+
+def linear_messages(rows: torch.Tensor, x: torch.Tensor, std: float) -> NoisyMessages:
+    """A victim that sends `rows` @ x with noise, of which this draw is 0."""
+    seen = x.flatten(1) @ rows.mT
+
+    def misfit(sent: torch.Tensor, victims: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rest = (sent - seen) / std**2
+        return rest.square() * std**2 / 2, rest
+
+    return NoisyMessages(
+        send=lambda x, y, victims: x.flatten(1) @ rows.mT,
+        misfit=misfit,
+        information=torch.full((1, len(rows)), std**-2),
+    )
+
+
+def test_draws_have_the_mean_and_covariance_of_a_linear_posterior() -> None:
+    """Against the closed form of Gaussians; four standard errors of 4,096 draws."""
+    rng = torch.Generator().manual_seed(0)
+    mix = torch.randn(12, 12, generator=rng)
+    x = (torch.randn(3000, 12, generator=rng) @ mix + 3.0).view(-1, 1, 3, 4)
+    prior = ClassPrior(x, torch.zeros(len(x), dtype=torch.int64), 1)
+    rows, std = torch.randn(5, 12, generator=rng), 2.0
+    message = linear_messages(rows, x[:1], std)
+    start, labels = x[1:2], torch.zeros(1, dtype=torch.int64)
+    parts: list[torch.Tensor] = []
+    for _ in range(16):
+        part, spent = draw_samples([message], prior, start, labels, 0, rng, numbers_each=1)
+        assert spent == 13  # the start, and a step along each direction
+        assert part is not None
+        parts.append(part.flatten(1))
+    drawn = torch.cat(parts)
+    covariance = prior.covariances.of(0 if prior.own else None)
+    precision = covariance.inverse() + rows.mT @ rows / std**2
+    expected = precision.inverse()
+    told = rows.mT @ (rows @ x[0].flatten()) / std**2
+    centre = expected @ (covariance.inverse() @ prior.covariances.means[0] + told)
+    error = (expected.diagonal() / len(drawn)).sqrt()
+    assert ((drawn.mean(dim=0) - centre).abs() < 4 * error).all()
+    ratio = drawn.var(dim=0) / expected.diagonal()
+    assert ((ratio - 1).abs() < 4 * (2 / len(drawn)) ** 0.5 + 0.05).all()
+
+
+def test_draws_are_none_where_the_linear_model_does_not_hold() -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, 2, 2, generator=rng)
+    prior = ClassPrior(x, torch.zeros(len(x), dtype=torch.int64), 1)
+    linear = linear_messages(torch.eye(4), x[:1], 0.1)
+    bent = NoisyMessages(
+        send=lambda x, y, victims: (3 * linear.send(x, y, victims)).exp(),
+        misfit=linear.misfit,
+        information=linear.information,
+    )
+    labels = torch.zeros(1, dtype=torch.int64)
+    far = x[:1] - 1
+    assert draw_samples([bent], prior, far, labels, 0, rng, numbers_each=1)[0] is None
+    assert draw_samples([linear], prior, far, labels, 0, rng, numbers_each=1)[0] is not None
+
+
+def test_copies_are_moved_where_that_explains_left_out_samples(digits: Dataset) -> None:
+    """Bars stand at three places, digits all in the middle."""
+    rng = torch.Generator().manual_seed(0)
+    place = torch.randint(3, (80,), generator=rng) + 5
+    bars = (torch.arange(14) == place[:, None]).float()[:, None, None].expand(-1, 1, 14, 14)
+    bars = bars + 0.1 * torch.randn(80, 1, 14, 14, generator=rng)
+    y = torch.zeros(80, dtype=torch.int64)
+    assert ClassPrior(bars, y, 1).way[0] > 0
+    assert ClassPrior(digits.aux_x, digits.aux_y, digits.classes).way == (0, False)
+
+
+def test_a_class_without_public_samples_has_the_prior_of_all(digits: Dataset) -> None:
+    prior = ClassPrior(digits.aux_x, digits.aux_y.clamp_max(8), 10)
+    mean = digits.aux_x.flatten(1).mean(dim=0)
+    assert torch.allclose(prior.covariances.means[9], mean, atol=0.1)
+    drawn = prior.draw(9, torch.Generator().manual_seed(0))
+    assert drawn.unique(dim=0).shape[0] > 20
+
+
+@pytest.mark.parametrize("aux", ["few", "equal"])
+def test_public_samples_that_tell_nothing_leave_a_finite_answer(digits: Dataset, aux: str) -> None:
+    network = network_for(digits)
+    seen, _ = at_init(digits, network, GAUSSIAN, 1)
+    ctx = context(digits, network, GAUSSIAN, seen)
+    few = {"aux_x": ctx.aux_x[:5], "aux_y": ctx.aux_y[:5]}
+    equal = {"aux_x": ctx.aux_x[:1].expand_as(ctx.aux_x)}
+    answer = IDLG().run(seen, replace(ctx, budget=20, **(few if aux == "few" else equal)))
+    assert answer.images is not None
+    assert bool(answer.images.isfinite().all())
