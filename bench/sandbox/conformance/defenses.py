@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from bench.contract.compose import Composed
 from bench.contract.defense import Defense, fresh, unmet
 from bench.contract.events import Round
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import EVERYONE, UPLOAD_KINDS, Sealed, as_kind
+from bench.contract.messages import EVERYONE, UPLOAD_KINDS, as_kind
 from bench.protocols.export import load_seen, save_seen
 from bench.sandbox.conformance.contract import (
     Case,
@@ -25,7 +23,7 @@ from bench.sandbox.conformance.contract import (
     class_cases,
     skip,
 )
-from bench.sandbox.conformance.leaks import check_leaks, check_sealed
+from bench.sandbox.conformance.leaks import check_leaks
 from bench.sandbox.conformance.playground import (
     LR,
     Ground,
@@ -84,7 +82,6 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
         yield f"same seed, same figures ({ground.name})", partial(check_repeats, rounds, ground)
     yield "other draws, other figures", partial(other_draws, rounds)
     yield "values that are not present", partial(check_presence, rounds)
-    yield "sealed boxes", partial(check_boxes, rounds)
     yield "private data in messages", partial(check_leaks, rounds.played)
     yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
     yield "composed with the identity", partial(check_composed, rounds)
@@ -197,23 +194,6 @@ def check_presence(rounds: Rounds) -> str:
             "upload",
         )
     return f"not read under {', '.join(g.name for g in under)}"
-
-
-def check_boxes(rounds: Rounds) -> str:
-    """Whether what is sealed shows no value of its client."""
-    boxes: list[tuple[Sealed, Mapping[str, Tensor]]] = []
-
-    def uploaded(arguments: tuple[Any, ...], result: Any) -> None:
-        _, local, _ = arguments
-        update = {n: local.end[n] - v for n, v in local.broadcast.items()}
-        values = {**update, **{f"end {n}": v for n, v in local.end.items()}}
-        boxes.extend((s, values) for m in result for s in m.sealed.values())
-
-    watch = Watch(listeners={"upload": uploaded})
-    play(rounds.defense, rounds.main, watch=watch, rounds=1)
-    if not boxes:
-        raise NotChecked("the defense seals nothing")
-    return check_sealed(boxes)
 
 
 def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebuild) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Client
-from bench.contract.messages import UPLOAD_KINDS, Message, Sealed
+from bench.contract.messages import UPLOAD_KINDS, Message
 from bench.sandbox.conformance.playground import CLASSES, Ground, Played
 from bench.sandbox.conformance.watching import leaves
 from bench.sandbox.findings import Broken, require
@@ -73,42 +73,6 @@ def _problems(message: Message, number: int, run: Played, ground: Ground) -> Ite
             yield f"holds private samples of {client.id}, scaled, in '{name}'"
         if own and _tells_labels(value, client, run.used.get(client.id)):
             yield f"holds the labels of {client.id} in '{name}'"
-
-
-def check_sealed(boxes: Sequence[tuple[Sealed, Mapping[str, Tensor]]]) -> str:
-    """Whether boxes that the server gets, each with its client's plain values, are ciphertexts.
-
-    Raises:
-        Broken: For a box that shows its client's values.
-    """
-    for box, values in boxes:
-        require(
-            not any(_shows(inner, v) for inner in _insides(box.box) for v in values.values()),
-            "a sealed box holds the client's values in the clear.",
-        )
-    return f"{len(boxes)} boxes"
-
-
-def _insides(box: Any, depth: int = 6) -> Iterator[Tensor | bytes | bytearray]:
-    is_list = isinstance(box, (list, tuple))
-    if isinstance(box, (Tensor, bytes, bytearray)):
-        yield box
-    elif is_list and box and all(isinstance(v, float) for v in box):
-        yield torch.tensor(box)
-    elif depth:
-        by_name = box if isinstance(box, Mapping) else getattr(box, "__dict__", {})
-        for value in box if is_list else by_name.values():
-            yield from _insides(value, depth - 1)
-
-
-def _shows(inner: Tensor | bytes | bytearray, values: Tensor) -> bool:
-    plain = values.detach().float().flatten()
-    plain = plain[plain != 0]
-    if isinstance(inner, Tensor):
-        hits = torch.isin(inner.detach().float().flatten(), plain)
-        return int(hits.sum()) >= min(_COPIES, max(1, len(plain)))
-    pieces = plain[: 4 * (len(plain) // 4)].view(-1, 4)[:8]
-    return any(piece.numpy().tobytes() in bytes(inner) for piece in pieces)
 
 
 def _copies(value: Any, client: Client) -> bool:

@@ -38,7 +38,6 @@ _ADVICE = {
     "same seed": ("", 'Draw from client.rng["defense"] or ctx.rng; keep nothing between runs.'),
     "other draws": ("", 'Draw from client.rng["defense"], which follows the run\'s seed.'),
     "values that are not": ("", "Set withheld values to 0, and read none (part.presence())."),
-    "sealed boxes": ("upload", "Encrypt them: the box travels through the server."),
     "private data": ("", "Send only what was made private; notes belong in client.memory."),
     "zero strength": ("zero_strength", "Find what acts at that strength, or mend the declaration."),
     "composed": ("owns", "Name every role in owns, and change no other defense's messages."),
