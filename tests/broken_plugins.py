@@ -296,7 +296,7 @@ return out""", mechanisms=f"return ({noise(0.1)},)")),
         """def __init__(self, *, epsilon: float = 1.0) -> None:
         if not 0 < epsilon <= 5:
             raise ValueError("epsilon must lie in (0, 5].")""")),
-    "does not own its role": ("roles", "aggregate",
+    "does not own its role": ("composed with the identity (fedsgd)", "owns",
         broken("Keeps the state.", aggregate="return dict(server.state)")),
 }  # fmt: skip
 """Check, hook and source of a defense by its mistake."""

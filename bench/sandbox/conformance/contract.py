@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from bench.contract.defense import Defense
-from bench.contract.hooks import HOOKS, ROLES, overrides
+from bench.contract.hooks import ROLES
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import HookError, named
 
@@ -139,37 +139,6 @@ def _is_float(annotation: Any) -> bool:
     except ValidationError:
         return True
     return False
-
-
-def check_roles(defense: Defense) -> str:
-    """Whether every exclusive role whose hook is the defense's own is in `owns`: in a composed
-    defense only the owner's hook is called."""
-    for hook in HOOKS:
-        # A hook that is the identity under these settings needs no role.
-        require(
-            hook.role is None
-            or hook.role in defense.owns
-            or not overrides(defense, hook.name)
-            or _may_own(type(defense), hook.role),
-            f"the hook {hook.name} is its own, but `owns` lacks '{hook.role}'.",
-            hook.name,
-        )
-    require(
-        isinstance(defense.together, int) and defense.together >= 1,
-        f"together is {defense.together!r}, expected a whole number >= 1.",
-        "together",
-    )
-    return f"owns {', '.join(sorted(defense.owns))}" if defense.owns else ""
-
-
-def _may_own(cls: type, role: str) -> bool:
-    """Whether the constructor may give the role, by the class's source."""
-    try:
-        bases = cls.__mro__[: cls.__mro__.index(Defense)]
-        source = "".join(map(inspect.getsource, bases))
-    except (OSError, TypeError):
-        return False
-    return f'"{role}"' in source or f"'{role}'" in source
 
 
 def check_strength(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:

@@ -18,7 +18,6 @@ from bench.protocols.export import load_seen, save_seen
 from bench.sandbox.conformance.contract import (
     Case,
     Rebuild,
-    check_roles,
     check_strength,
     class_cases,
     skip,
@@ -71,7 +70,6 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
     rounds = Rounds(defense=defense)
     if not isinstance(defense, Composed):
         yield from class_cases(type(defense), settings)
-        yield "roles", partial(check_roles, defense)
         yield "strength", partial(check_strength, defense, settings, build)
     yield "first rounds", partial(first_rounds, rounds)
     yield from rounds.watch.cases()
@@ -84,7 +82,9 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
     yield "values that are not present", partial(check_presence, rounds)
     yield "private data in messages", partial(check_leaks, rounds.played)
     yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
-    yield "composed with the identity", partial(check_composed, rounds)
+    for ground in rounds.played:
+        check = partial(check_composed, rounds, ground)
+        yield f"composed with the identity ({ground.name})", check
     yield "observed and attacked", partial(check_observed, rounds)
     yield from proof_cases(defense, settings, build, list(rounds.played), fast=fast)
 
@@ -223,10 +223,11 @@ def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebu
     return f"with {dict(declared)}"
 
 
-def check_composed(rounds: Rounds) -> str:
-    """Whether a defense beside it that does nothing changes nothing."""
+def check_composed(rounds: Rounds, ground: Ground) -> str:
+    """Whether a defense beside it that does nothing changes nothing: of a role that is not in
+    `owns` the protocol's default is called."""
     both = Composed({"identity": Defense(), "checked": fresh(rounds.defense)})
-    different = _difference(rounds.played[rounds.main], play(both, rounds.main))
+    different = _difference(rounds.played[ground], play(both, ground))
     require(
         different is None, f"beside a defense that does nothing, something changes: {different}."
     )

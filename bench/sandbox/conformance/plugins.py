@@ -29,7 +29,6 @@ _ADVICE = {
     "settings": ("__init__", "Write `def __init__(self, *, key: float)`, each with a type."),
     "declarations": ("", "Declare owns, requires or recovers as a frozenset of these names."),
     "bad settings": ("__init__", "Raise ValueError out of range; `not x >= 0` also refuses NaN."),
-    "roles": ("", "Add the role to owns, for a+b; together: the clients that a step takes."),
     "strength": ("", "Declare a Strength of one of its settings, or strength = None."),
     "arguments": ("", "Make a new tensor (x + 1, not x += 1); others get the same arguments."),
     "global generators": ("", 'Draw from client.rng["defense"], ctx.rng, or the rng of the hook.'),
