@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from bench.contract.defense import Defense, fresh
 from bench.contract.events import Event, Facts, Gaussian, Laplace, RandomisedResponse, Round
 from bench.contract.hooks import overrides
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import UPLOAD_KINDS, Message, Part, as_kind
+from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.privacy.ledger import account
 from bench.sandbox.audit import Audit, audit
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, Rebuild, skip
@@ -35,15 +34,12 @@ from bench.sandbox.conformance.watching import Watch, watched
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import PluginFault
 from bench.sandbox.noise import Pair, checks_of, upload_pair
-from bench.sandbox.stage import Uploader, client_alone
 from bench.seeding import generator
 
 _ROUNDS, _LABEL_ROUNDS, _STEPS = 4, 40, 8
-_SHAPES = {"block1.weight": (16, 24), "block1.bias": (16,), "head.weight": (10, 30)}
-_COORDINATION = ("say", "inspect", "third_parties")
-"""Hooks without which an upload can be made without a round."""
-_UPDATES, _DRAWS = 4, 16
-"""Made-up updates, and draws of the client's stream for each."""
+_DRAWS = 20
+"""Of the client's stream, for which values are sent: a coin that is the same for as many, and the
+other way round for other data, is one of 10^12."""
 _LONG_LR = 1e4
 """A learning rate whose uploads are beyond every clip."""
 _FAR = 1e6
@@ -134,7 +130,7 @@ def _steps(defense: Defense, ground: Ground) -> list[Pair]:
 
 def check_patterns(defense: Defense, ground: Ground, epsilon: float) -> str:
     """Whether data chooses which values are sent, which noise on them does not hide: a proof has to
-    count that. Compared are different updates and data, over several draws.
+    count that. Compared are rounds of different data, over several draws.
 
     Args:
         ground: Of the whole rounds.
@@ -143,10 +139,7 @@ def check_patterns(defense: Defense, ground: Ground, epsilon: float) -> str:
     Raises:
         Broken: If data, without any noise, decides which values are sent.
     """
-    groups = _of_rounds(defense, ground)
-    if not any(overrides(defense, hook) for hook in _COORDINATION):
-        groups.append([_of_update(defense, n) for n in range(_UPDATES)])
-    for one, other in (pair for patterns in groups for pair in combinations(patterns, 2)):
+    for one, other in _of_rounds(defense, ground):
         # What is sent in all draws of an input, or in none.
         fixed = (one == one[0]).all(dim=0) & (other == other[0]).all(dim=0)
         chosen = int((fixed & (one[0] != other[0])).sum())
@@ -159,65 +152,36 @@ def check_patterns(defense: Defense, ground: Ground, epsilon: float) -> str:
     return "which values are sent does not follow from the data"
 
 
-def _of_update(defense: Defense, number: int) -> Tensor:
-    """Bool [draws, N] of one made-up update, whose magnitudes cover many powers of ten."""
-    rng = generator(number, "conformance patterns")
-    broadcast = {n: 0.1 * torch.randn(s, generator=rng) for n, s in _SHAPES.items()}
-    uploader = Uploader.of(watched(defense, Watch()), broadcast, 0)
-    update = {
-        n: torch.randn(v.shape, generator=rng).sign()
-        * 10 ** (8 * torch.rand(v.shape, generator=rng) - 6)
-        for n, v in uploader.received.items()
-    }
-    message, local = uploader.training(update)
-    rows = []
-    for draw in range(_DRAWS):
-        client = client_alone(generator(draw, "conformance pattern draws"))
-        sent = [
-            as_kind(m, "update", base=local.broadcast, lr=local.lr)
-            for m in uploader.upload(message, local, client)
-            if m.kind in UPLOAD_KINDS
-        ]
-        rows.append(_presence(sent, update))
-    return torch.stack(rows)
+def _of_rounds(defense: Defense, ground: Ground) -> Iterator[tuple[Tensor, Tensor]]:
+    """Bool [draws, N] of a first round with one client's data and with another's, for every client;
+    nothing where the first draw sends the same values of both."""
 
-
-def _of_rounds(defense: Defense, ground: Ground) -> list[list[Tensor]]:
-    """Bool [draws, N] of a first round with one client's data and with another's, for every client
-    where the two differ and no draws change them."""
-
-    def played(draw: int, shift: int) -> dict[str, Tensor]:
+    def play_shifted(draw: int, shift: int) -> dict[str, Tensor]:
         result = play(defense, ground, draws=draw, rounds=1, shift=shift)
         return {
-            m.sender: _presence([m], {n: p.values for n, p in m.parts.items()})
+            m.sender: _presence(m)
             for m in result.seen[0]
             if m.kind in UPLOAD_KINDS and m.sender in result.used
         }
 
-    one, other = played(1, 0), played(1, 1)
+    one, other = play_shifted(1, 0), play_shifted(1, 1)
     if all(torch.equal(v, other[c]) for c, v in one.items() if c in other):
-        return []
-    pairs = ((one, played(2, 0)), (other, played(2, 1)))
-    return [
-        [torch.stack([first[c], again[c]]) for first, again in pairs]
-        for c in one
-        if all(c in a and c in b and torch.equal(a[c], b[c]) for a, b in pairs)
-        and one[c].shape == other[c].shape
-    ]
+        return
+    draws = range(2, _DRAWS + 1)
+    ones = [one, *(play_shifted(draw, 0) for draw in draws)]
+    others = [other, *(play_shifted(draw, 1) for draw in draws)]
+    for client, first in one.items():
+        if all(client in r and r[client].shape == first.shape for r in (*ones, *others)):
+            yield torch.stack([r[client] for r in ones]), torch.stack([r[client] for r in others])
 
 
-def _presence(messages: Sequence[Message], like: Mapping[str, Tensor]) -> Tensor:
+def _presence(message: Message) -> Tensor:
     """Bool [N]: which values were sent. An exact zero among values that hardly repeat was not."""
-    parts = {n: p for m in messages for n, p in m.parts.items()}
-    present, values = [], []
-    for name, value in like.items():
-        part = parts.get(name)
-        values.append((torch.zeros_like(value) if part is None else part.values).flatten())
-        there = torch.zeros_like(value, dtype=torch.bool) if part is None else part.presence()
-        present.append(there.flatten())
-    sent, nonzero = torch.cat(present), torch.cat(values) != 0
-    others = torch.cat(values)[sent & nonzero]
-    return sent & nonzero if 2 * len(others.unique()) > len(others) else sent
+    parts = message.parts.values()
+    sent = torch.cat([p.presence().flatten() for p in parts])
+    values = torch.cat([p.values.flatten() for p in parts])
+    others = values[sent & (values != 0)]
+    return sent & (values != 0) if 2 * len(others.unique()) > len(others) else sent
 
 
 AUDIT_DRAWS, AUDIT_CONFIDENCE = 500, 1 - 1e-6
