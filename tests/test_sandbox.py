@@ -24,7 +24,7 @@ from bench.harness.train import _audit
 from bench.records import AuditFailure
 from bench.sandbox.audit import audit
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guard
-from bench.sandbox.stage import Uploader, client_alone
+from bench.sandbox.stage import client_alone, train_alone
 from bench.seeding import generator
 
 # --- the table ------------------------------------------------------------------------------------
@@ -225,11 +225,10 @@ def test_the_command_shows_a_bug_as_one_failed_finding(tmp_path: Path) -> None:
 
 def test_an_upload_alone_is_what_one_step_of_rate_1_would_send() -> None:
     params = {"w": torch.arange(3.0)}
-    uploader = Uploader.of(Defense(), params, 0)
-    message, local = uploader.training({"w": torch.ones(3)})
+    message, local = train_alone(Defense(), params, {"w": torch.ones(3)}, 0)
     assert torch.equal(local.end["w"], params["w"] + 1)
     assert torch.equal(local.broadcast["w"] - local.lr * local.grad_sum["w"], local.end["w"])
-    assert uploader.upload(message, local, client_alone(generator(0))) == [message]
+    assert torch.equal(message.parts["w"].values, torch.ones(3))
     assert isinstance(HookError("x", ValueError()), PluginFault)
 
 

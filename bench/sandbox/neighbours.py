@@ -29,11 +29,11 @@ from bench.sandbox.hooked import HookError, WrongAnswer, named
 from bench.sandbox.stage import (
     CPU,
     VICTIM,
-    Uploader,
     client_alone,
     informed_client,
     play_round,
     token,
+    train_alone,
     with_fresh_secrets,
 )
 from bench.seeding import generator
@@ -247,19 +247,19 @@ def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
     """Uploads of clients whose local training moved the variables by a or b [1, D]. Where the
     server reads sums alone, that of one client, as attackers rehearse it."""
     name = "head.weight"
-    uploader = Uploader.of(defense, {name: torch.zeros_like(a)}, seed)
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
-        message, local = uploader.training({name: b if second else a})
+        params, update = {name: torch.zeros_like(a)}, {name: b if second else a}
+        message, local = train_alone(defense, params, update, seed)
         alone = not defense.third_parties(0)
         rows: list[Received] = []
         for _ in range(draws):
             stages: Any = ("round", "upload")
             client = client_alone(rng) if alone else informed_client(defense, stages, rng)
-            sent = uploader.upload(message, local, client)
+            sent = defense.upload([message], local, client)
             if plans := defense.public_plans(sent):
                 client.plan.update(plans[0])
-                sent = uploader.upload(message, local, client)
+                sent = defense.upload([message], local, client)
             rows.append(row_of(sent))
         return rows
 

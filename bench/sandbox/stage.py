@@ -6,8 +6,7 @@ Audit, conformance and the rehearsals of attackers stand on this. No defense is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 
@@ -50,39 +49,26 @@ def token(rng: torch.Generator) -> int:
     return int(torch.randint(2**62, (1,), generator=rng))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uploader:
-    """The hook `upload` alone, of a client that received variables and made its training up."""
+def train_alone(defense: Defense, params: State, update: State, seed: int) -> tuple[Message, Local]:
+    """What one local step of rate 1 hands to `upload` that moved all variables by `update`.
 
-    defense: Defense
-    received: State
-    const: State
-
-    @classmethod
-    def of(cls, defense: Defense, params: State, seed: int) -> Self:
-        """From initial parameters, all of which the client trains."""
-        held: dict[str, Submodel] = dict.fromkeys(params, "bottom")
-        state, const = defense.variables(params, held, generator(seed, "variables"))
-        return cls(defense=defense, received=defense.receive(state, const), const=const)
-
-    def training(self, update: State) -> tuple[Message, Local]:
-        """What one local step of rate 1 hands to `upload`, had it moved the variables so."""
-        local = Local(
-            broadcast=self.received,
-            start=self.received,
-            end={n: self.received[n] + v for n, v in update.items()},
-            const=self.const,
-            grad_sum={n: -v for n, v in update.items()},
-            lr=1.0,
-            steps=1,
-        )
-        parts = {n: Part(values=v) for n, v in update.items()}
-        message = Message(kind="update", sender=VICTIM, receiver=SERVER, round=0, parts=parts)
-        return message, local
-
-    def upload(self, message: Message, local: Local, client: Client) -> list[Message]:
-        """The client's messages of the round's end."""
-        return self.defense.upload([message], local, client)
+    params: Initial parameters, all of which the client trains.
+    """
+    held: dict[str, Submodel] = dict.fromkeys(params, "bottom")
+    state, const = defense.variables(params, held, generator(seed, "variables"))
+    received = defense.receive(state, const)
+    local = Local(
+        broadcast=received,
+        start=received,
+        end={n: received[n] + v for n, v in update.items()},
+        const=const,
+        grad_sum={n: -v for n, v in update.items()},
+        lr=1.0,
+        steps=1,
+    )
+    parts = {n: Part(values=v) for n, v in update.items()}
+    message = Message(kind="update", sender=VICTIM, receiver=SERVER, round=0, parts=parts)
+    return message, local
 
 
 # --- whole rounds ---------------------------------------------------------------------------------
