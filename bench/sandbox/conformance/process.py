@@ -9,11 +9,10 @@ import re
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,7 @@ from bench.toolkit.processes import end_with_parent, prints_aside
 
 TIMEOUT_S = 600.0
 """Limit for the check of one plugin."""
-_READY_S = 600.0
-"""How long the process may take until it has imported leakbench itself."""
-_STACK_S = 2.0
-"""How long a process may take to tell where it is."""
 _STACK = "stack.txt"
-_READY = "ready"
 
 
 def check_in_process(
@@ -61,7 +55,7 @@ def check_in_process(
         with tempfile.TemporaryDirectory(prefix="leakbench-check-") as folder:
             pipe, far = context.Pipe()
             asked = {**given, "settings": settings, "skip": skip}
-            process = context.Process(target=_serve, args=(far, Path(folder), asked))
+            process = context.Process(target=_serve, args=(far, Path(folder), timeout_s, asked))
             process.start()
             far.close()
             try:
@@ -77,65 +71,49 @@ def check_in_process(
 def _receive(
     process: BaseProcess, pipe: Connection, blank: Conformance, timeout_s: float, folder: Path
 ) -> Iterator[tuple[Conformance, int]]:
-    """The findings on each plugin, and, where the process must be ended or ends, that; with the
-    number of plugins that come after it. Raises the UserError that the process raises."""
-    at, conformance, later, began, limit = "its import", blank, 0, time.monotonic(), _READY_S
-    while True:
-        try:
-            if not pipe.poll(max(0.0, began + limit - time.monotonic())):
-                place = _place(process, folder, blank.name)
-                reason = f"{at} did not end within {limit:g} s{place}."
-                change = "Let it end; --timeout gives it longer."
-                break
+    """The findings on each plugin, and, where the process ends before, that; with the number of
+    plugins that come after it. Raises the UserError that the process raises."""
+    at, conformance, later = "its import", blank, 0
+    with suppress(EOFError, OSError):
+        while pipe in wait([pipe, process.sentinel]):  # a child of its own may hold the pipe
             news = pipe.recv()
-        except (EOFError, OSError):
-            process.join()
-            code = process.exitcode or 0
-            end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            reason = f"{at} ended its process, which {end}."
-            change = "Neither end the process nor crash it; lines above may say more."
-            break
-        if isinstance(news, UserError):
-            raise news
-        if news == _READY:
-            began, limit = time.monotonic(), timeout_s
-            continue
-        at, conformance, later = news
-        if at:
-            continue
-        yield conformance, later
-        if not later:
-            return
-        at, began = "its import", time.monotonic()
-        conformance = blank
+            if isinstance(news, UserError):
+                raise news
+            at, conformance, later = news
+            if at:
+                continue
+            yield conformance, later
+            if not later:
+                return
+            at, conformance = "its import", blank
+    process.join()
+    code = process.exitcode or 0
+    end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+    reason = f"{at} ended its process, which {end}."
+    change = "Neither end the process nor crash it; lines above may say more."
+    if stack := (folder / _STACK).read_text(errors="replace", encoding="utf-8"):
+        reason = f"{at} did not end within {timeout_s:g} s{_place(stack, blank.name)}."
+        change = "Let it end; --timeout gives it longer."
     last = Finding(name="ends", status="failed", reason=reason, change=change)
-    seconds = time.monotonic() - began
-    yield replace(conformance, findings=[*conformance.findings, last], seconds=seconds), later
+    yield replace(conformance, findings=[*conformance.findings, last]), later
 
 
-def _place(process: BaseProcess, folder: Path, target: str) -> str:
-    """Where it is: the innermost line of the plugin's own file, or else of any."""
-    with suppress(ProcessLookupError):
-        os.kill(process.pid or 0, signal.SIGUSR1)
-    until, lines = time.monotonic() + _STACK_S, list[tuple[str, str, str]]()
-    while not lines and time.monotonic() < until:
-        time.sleep(0.05)
-        with suppress(OSError):
-            text = (folder / _STACK).read_text(errors="replace", encoding="utf-8")
-            lines = re.findall(r'File "(.*)", line (\d+) in (.*)', text)
+def _place(stack: str, target: str) -> str:
+    """Where the main thread was: the innermost line of the plugin's own file, or else of any."""
+    main = stack.rpartition("Thread ")[2]  # the one that began first is told last
+    lines = re.findall(r'File "(.*)", line (\d+) in (.*)', main)
     own = [line for line in lines if Path(line[0]).name == Path(target.partition(":")[0]).name]
-    for file, line, function in [*own, *lines][:1]:
-        return f": it was at {Path(file).name}, line {line}, in {function}"
-    return ""
+    file, line, function = [*own, *lines][0]
+    return f": it was at {Path(file).name}, line {line}, in {function}"
 
 
-def _serve(pipe: Connection, folder: Path, asked: dict[str, Any]) -> None:
-    """The process's own part: everything that is noticed goes into the pipe."""
+def _serve(pipe: Connection, folder: Path, timeout_s: float, asked: dict[str, Any]) -> None:
+    """The process's own part: everything that is noticed goes into the pipe, and where it is when
+    the time of a plugin is over into a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it decides when to stop
     end_with_parent()
     prints_aside()
     stack = (folder / _STACK).open("w", encoding="utf-8")
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     sys.path[:] = [os.path.abspath(p) for p in sys.path]
     place = folder / "work"
     place.mkdir()
@@ -143,9 +121,11 @@ def _serve(pipe: Connection, folder: Path, asked: dict[str, Any]) -> None:
     os.environ["TMPDIR"], tempfile.tempdir = str(place), None
     from bench.sandbox.conformance.plugins import progress
 
-    pipe.send(_READY)
+    faulthandler.dump_traceback_later(timeout_s, exit=True, file=stack)
     try:
         for news in progress(**asked):
             pipe.send(news)
+            if not news[0]:
+                faulthandler.dump_traceback_later(timeout_s, exit=True, file=stack)
     except UserError as error:
         pipe.send(UserError(str(error)))
