@@ -10,7 +10,7 @@ hold up to epsilon of about 36, beyond which a release cannot be told from a det
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from bench.api import (
     Strength,
     TwoPoint,
 )
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, replace_values, sparse, uniform_like
 from defenses.spm import keep_probability, moments, perturb, scale_range, signs_alone
 
@@ -108,14 +108,9 @@ class BoundedLDP(Defense):
 
     strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
 
-    epsilon: float
-    bound: float
+    epsilon: Annotated[float, Limits("budget of one value", above=0, most=700)]
+    bound: Annotated[float, Limits("largest value of one upload", above=0)]
     target: Target = "update"
-
-    def __post_init__(self) -> None:
-        check_number("bound", self.bound, "largest value of one upload", above=0)
-        check_number("epsilon", self.epsilon, "budget of one value", above=0, most=700)
-        check_choice("target", self.target, Target)
 
     def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         """v in [-1, 1], float64, to its random unbiased value."""
@@ -213,7 +208,6 @@ class PMPiecewise(BoundedLDP):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("dimensions", self.dimensions, Dimensions)
         if self.dimensions == "sampled" and self.target == "weights":
             raise ValueError(
                 "target must be update or gradient with dimensions = 'sampled', got 'weights': "

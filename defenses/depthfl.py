@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from bench.api import Defense, Event, Facts, Loss, NetworkView, State, Unprotected
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import uniform_like
 
 _EXIT = "exit"
 
 
+@dataclass(kw_only=True, eq=False)
 class DepthFL(Defense):
     """A local classifier after every stage that a client holds; no privacy mechanism.
 
@@ -37,11 +40,8 @@ class DepthFL(Defense):
     owns = frozenset({"gradient"})
     strength = None  # it protects nothing
     source = "Kim et al., ICLR 2023 (DepthFL)"
-
-    def __init__(self, *, weight: float = 1.0, distillation: float = 1.0) -> None:
-        check_number("weight", weight, "of local losses", least=0)
-        check_number("distillation", distillation, "of divergences", least=0)
-        self.weight, self.distillation = weight, distillation
+    weight: Annotated[float, Limits("of local losses", least=0)] = 1.0
+    distillation: Annotated[float, Limits("of divergences", least=0)] = 1.0
 
     def extra_parameters(
         self, network: NetworkView, params: State, stages: Sequence[str], rng: torch.Generator

@@ -16,14 +16,14 @@ data is clipped, which the paper assumes away.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from bench.api import Client, Facts, Message, Mixture, Part, Party, Stage, Strength
 from bench.toolkit.patches import patch_map
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits, check_number
 from defenses.mixer import MIXER, PATCHES, Deal, GroupMixing, Mixer, deal_patches, mixtures
 
 Noise = Literal["eq1", "b3"]
@@ -54,14 +54,12 @@ class DPCutMix(GroupMixing):
 
     strength = Strength(setting="smashed_std", weak=1e-3, strong=10.0)
     source = "DP-CutMixSL, Algorithm 1"
-    patches: int
+    patches: Annotated[int, Limits("of one sample's smashed data", least=1)]
     noise: Noise = "eq1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("patches", self.patches, "of one sample's smashed data", least=1)
         check_number("group", self.group, "a patch for each client", least=1, most=self.patches)
-        check_choice("noise", self.noise, Noise)
 
     @property
     def variant(self) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 from bench.api import Facts
 from bench.privacy.ledger import subsampled_gaussian_epsilon
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from defenses.noise import GaussianUpdate
 
 
+@dataclass(kw_only=True, eq=False)
 class DPFedAvg(GaussianUpdate):
     """Client updates clipped to L2 norm clip_norm, with Gaussian noise that protects their sum.
 
@@ -26,11 +29,7 @@ class DPFedAvg(GaussianUpdate):
     """
 
     source = "Geyer et al., arXiv:1712.07557, noise shared by the clients"
-
-    def __init__(self, *, noise_multiplier: float, clip_norm: float, shared_by: int = 1) -> None:
-        super().__init__(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-        check_number("shared_by", shared_by, "clients of a round", least=1)
-        self.shared_by = shared_by
+    shared_by: Annotated[int, Limits("clients of a round", least=1)] = 1
 
     @property
     def level(self) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,12 +24,13 @@ from bench.api import (
 )
 from bench.privacy.ledger import subsampled_gaussian_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import gaussian_like
 
 _NOISE = "noise."
 
 
+@dataclass(kw_only=True, eq=False)
 class DPSGD(Defense):
     """Every step: mean of per-sample gradients clipped to L2 norm clip_norm, plus Gaussian noise.
 
@@ -47,11 +50,8 @@ class DPSGD(Defense):
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "Abadi et al., arXiv:1607.00133"
     zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
-
-    def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        check_number("noise_multiplier", noise_multiplier, "noise over clip_norm", least=0)
-        check_number("clip_norm", clip_norm, "L2 norm of one sample's gradient", above=0)
-        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+    noise_multiplier: Annotated[float, Limits("noise over clip_norm", least=0)]
+    clip_norm: Annotated[float, Limits("L2 norm of one sample's gradient", above=0)]
 
     def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
         return {_NOISE + n: gaussian_like(v, std=1.0, rng=rng) for n, v in variables.items()}

@@ -8,8 +8,6 @@ that the server returns. In none of them does the server learn the sum of the en
 two consecutive models, whose difference would tell it.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,6 @@ from bench.api import (
     Stage,
     State,
 )
-from bench.toolkit.settings import check_choice
 from bench.toolkit.vectors import change_uploads, showing
 from defenses import ckks
 
@@ -62,7 +59,7 @@ class KeyHolder(Party):
         self.keys = ckks.KeyServer(parameters)
         self.told: set[str] = set()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeyHolder:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KeyHolder":
         twin = copy.copy(self)  # keys never change
         twin.told = set(self.told)
         return twin
@@ -115,10 +112,7 @@ class EncryptedZone(Defense):
     """
 
     owns = frozenset({"aggregate"})
-    parameters: str = "additive"
-
-    def __post_init__(self) -> None:
-        check_choice("parameters", self.parameters, Literal["additive", "standard"])
+    parameters: Literal["additive", "standard"] = "additive"
 
     # --- what a subclass says -------------------------------------------------------------------
     def propose(self, client: Client, local: Local) -> Masks:

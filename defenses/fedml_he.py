@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.toolkit.per_sample import per_sample_gradients
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from defenses import ckks
 from defenses.encrypted_zone import CIPHERTEXT, KEY_SERVER, MASK, EncryptedZone, KeyHolder, Masks
 
@@ -111,11 +111,7 @@ class FedMLHE(EncryptedZone):
     forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Jin et al., arXiv:2303.10837 (FedML-HE)"
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("share", self.share, "of parameters, encrypted", least=0, most=1)
+    share: Annotated[float, Limits("of parameters, encrypted", least=0, most=1)] = 0.1
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
         return {KEY_SERVER: MapHolder(self._ckks, self.share)}

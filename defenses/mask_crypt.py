@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from bench.api import Client, Encrypted, Event, Facts, Local, Part, Strength, Unprotected
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from defenses.encrypted_zone import EncryptedZone, Masks
 from defenses.fedml_he import largest, ranks
 
@@ -33,11 +34,7 @@ class MaskCrypt(EncryptedZone):
     forms_model = "clients"
     strength = Strength(setting="share", weak=0.01, strong=1.0)
     source = "Hu, Li 2024 (MaskCrypt)"
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("share", self.share, "of parameters, encrypted", least=0, most=1)
+    share: Annotated[float, Limits("of parameters, encrypted", least=0, most=1)] = 0.1
 
     def propose(self, client: Client, local: Local) -> Masks:
         priority = {

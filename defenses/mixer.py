@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
 from bench.api import SERVER, Facts, Message, Mixture, Part, Party, Stage
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits
 from defenses.noised_smashed import NoisedSmashed
 
 Mixing = Literal["uniform", "dirichlet"]
@@ -215,16 +215,11 @@ class GroupMixing(NoisedSmashed):
     zero_strength = MappingProxyType[str, Any](
         {"group": 1, "clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
     )
-    group: int
+    group: Annotated[int, Limits("clients mixed together", least=1)]
     mixing: Mixing = "uniform"
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("group", self.group, "clients mixed together", least=1)
-        check_choice("mixing", self.mixing, Mixing)
-        meaning = "concentration of dirichlet mixing"
-        check_number("alpha", self.alpha, meaning, least=0.01, most=10**6)
+    alpha: Annotated[float, Limits("concentration of dirichlet mixing", least=0.01, most=10**6)] = (
+        1.0
+    )
 
     @property
     def together(self) -> int:  # type: ignore[override]

@@ -17,7 +17,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from bench.api import (
 )
 from bench.privacy.gaussian import classic_gaussian_std, exact_gaussian_epsilon, gaussian_std
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits, check_number
 from bench.toolkit.vectors import change_uploads, clip, gaussian_like, replace_values, showing
 from defenses import ms_pafl_theorems as theorems
 
@@ -77,27 +77,19 @@ class MSPAFL(Defense):
     owns = frozenset({"joins", "batch"})
     strength = Strength(setting="epsilon", weak=1e6, strong=0.01)
     source = "MS-PAFL, Algorithm 1"
-    epsilon: float
-    delta: float = 1e-4
+    epsilon: Annotated[float, Limits("budget of one upload", above=0)]
+    delta: Annotated[float, Limits(above=0, below=1)] = 1e-4
     noise: Noise = "lemma1"
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Limits("L2 norm of the public weights", above=0)] = 1.0
     check_in: float | str = 0.5
     sampling: Sampling = "wor"
-    private: float | str = 0.5
-    nu_clients: int = 0
+    private: Annotated[float | str, Limits("share of parameters", least=0, most=1)] = 0.5
+    nu_clients: Annotated[int, Limits("N of Eq. 17", least=0)] = 0
     beta: float = 0.25
-    delta_tilde: float = 1e-4
+    delta_tilde: Annotated[float, Limits(above=0, below=1)] = 1e-4
 
     def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, "budget of one upload", above=0)
-        check_number("delta", self.delta, above=0, below=1)
-        check_number("delta_tilde", self.delta_tilde, above=0, below=1)
-        check_choice("noise", self.noise, Noise)
-        check_number("clip_norm", self.clip_norm, "L2 norm of the public weights", above=0)
-        check_choice("sampling", self.sampling, Sampling)
-        if not isinstance(self.private, str):
-            check_number("private", self.private, "share of parameters", least=0, most=1)
-        check_number("nu_clients", self.nu_clients, "N of Eq. 17", least=0)
+        super().__post_init__()
         if self.beta != math.inf:
             check_number("beta", self.beta, "Theorem 2", above=0)
         self.table = check_in_table(self.check_in)

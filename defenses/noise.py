@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,10 +25,11 @@ from bench.api import (
     Strength,
 )
 from bench.privacy.ledger import gaussian_epsilon
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, clip, gaussian_like, laplace_like, replace_values
 
 
+@dataclass(kw_only=True, eq=False)
 class _ClippedNoise(Defense):
     """Clip the update to `clip_norm` in the norm of `order`, add noise to every coordinate.
 
@@ -39,11 +42,8 @@ class _ClippedNoise(Defense):
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     zero_strength = MappingProxyType({"noise_multiplier": 0.0, "clip_norm": 1e9})
 
-    def __init__(self, *, noise_multiplier: float, clip_norm: float) -> None:
-        check_number("noise_multiplier", noise_multiplier, "noise over clip_norm", least=0)
-        norm = f"L{self.order} norm of one client's update"
-        check_number("clip_norm", clip_norm, norm, above=0)
-        self.noise_multiplier, self.clip_norm = noise_multiplier, clip_norm
+    noise_multiplier: Annotated[float, Limits("noise over clip_norm", least=0)]
+    clip_norm: Annotated[float, Limits("L2 norm of one client's update", above=0)]
 
     @property
     def level(self) -> float:
@@ -105,6 +105,7 @@ class GaussianUpdate(_ClippedNoise):
         }
 
 
+@dataclass(kw_only=True, eq=False)
 class LaplaceUpdate(_ClippedNoise):
     """Laplace(noise_multiplier * clip_norm) on the update clipped to L1 norm clip_norm.
 
@@ -113,6 +114,7 @@ class LaplaceUpdate(_ClippedNoise):
 
     order = 1
     source = "Dwork et al. 2006, noise added by the client"
+    clip_norm: Annotated[float, Limits("L1 norm of one client's update", above=0)]
 
     def _noise(self, values: Tensor, rng: torch.Generator) -> Tensor:
         return laplace_like(values, scale=self.level, rng=rng)

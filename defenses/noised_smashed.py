@@ -10,7 +10,7 @@ is half the sum of (L2 sensitivity / std)^2 over what is released.
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.privacy.gaussian import best_renyi_epsilon
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import gaussian_like
 
 PAPER_SMASHED_SIZE, PAPER_LABEL_SIZE = 20, 10
@@ -56,24 +56,21 @@ class NoisedSmashed(Defense):
         {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
     )
     clip: FloatOrInf
-    smashed_std: float
-    label_std: float
+    smashed_std: Annotated[float, Limits("std of the noise", least=0)]
+    label_std: Annotated[float, Limits("std of the noise", least=0)]
     low: float = 0.0
-    smashed_size: int | None = None
+    smashed_size: Annotated[int | None, Limits("values of one sample's smashed data", least=1)] = (
+        None
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.clip > 0:
             raise ValueError(
                 f"clip must be > 0 (width of the interval of one smashed value), got {self.clip}."
             )
         if not math.isfinite(self.low):
             raise ValueError(f"low must be finite (lower end of the interval), got {self.low}.")
-        check_number("smashed_std", self.smashed_std, "std of the noise", least=0)
-        check_number("label_std", self.label_std, "std of the noise", least=0)
-        if self.smashed_size is not None:
-            check_number(
-                "smashed_size", self.smashed_size, "values of one sample's smashed data", least=1
-            )
 
     def clipped(self, q: Tensor) -> Tensor:
         """Smashed data in [low, low + clip]."""

@@ -23,7 +23,7 @@ theta. Accuracy is that of the mean mask, w_b * theta; the paper does not say wh
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ from bench.api import (
     as_kind,
 )
 from bench.toolkit.aggregation import mean_over_present
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
@@ -88,24 +88,17 @@ class PMSFL(Defense):
     owns = frozenset({"variables", "aggregate"})
     strength = None  # masks are drawn: there is no noise to choose
     source = "PM-SFL, Sec. 4, Algorithm 1"
-    clip: float = 0.01
+    clip: Annotated[float, Limits("c of [c, 1 - c]", above=0, below=0.5)] = 0.01
     variant: Variant = "corrected"
-    lr_scale: float = 1.0
+    lr_scale: Annotated[float, Limits("step of the scores over the protocol's", above=0)] = 1.0
     optimizer: Optimizer = "sgd"
-    personal: float = 0.0
-    agreement_rounds: int = 5
-    growth_rounds: int = 10
+    personal: Annotated[float, Limits("share of masks", least=0, most=1)] = 0.0
+    agreement_rounds: Annotated[int, Limits(least=0)] = 5
+    growth_rounds: Annotated[int, Limits(least=1)] = 10
     masks: Masks = "bottom"
 
     def __post_init__(self) -> None:
-        check_number("clip", self.clip, "c of [c, 1 - c]", above=0, below=0.5)
-        check_choice("variant", self.variant, Variant)
-        check_number("lr_scale", self.lr_scale, "step of the scores over the protocol's", above=0)
-        check_choice("optimizer", self.optimizer, Optimizer)
-        check_number("personal", self.personal, "share of masks", least=0, most=1)
-        check_number("agreement_rounds", self.agreement_rounds, least=0)
-        check_number("growth_rounds", self.growth_rounds, least=1)
-        check_choice("masks", self.masks, Masks)
+        super().__post_init__()
         if self.masks == "bottom":
             self.requires = frozenset({"cut"})
         if self.optimizer == "adam":

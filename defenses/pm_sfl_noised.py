@@ -5,7 +5,7 @@ The plugin `pm_sfl` is this class: with noise `none`, its default, it is the pap
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from bench.api import (
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import record_epsilon
 from bench.toolkit.per_sample import clipped_to, per_sample_gradients
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits, check_number
 from bench.toolkit.vectors import clip_rows_l1, gaussian_like, laplace_like
 from defenses.pm_sfl import PMSFL
 
@@ -69,13 +69,12 @@ class NoisedPMSFL(PMSFL):
 
     noise: Noise = "none"
     epsilon: float | None = None
-    delta: float = 1e-5
-    local_steps: int = 1
-    clip_norm: float = 1.0
+    delta: Annotated[float, Limits(above=0, below=1)] = 1e-5
+    local_steps: Annotated[int, Limits("R of Theorem 3a", least=1)] = 1
+    clip_norm: Annotated[float, Limits("norm of one sample", above=0)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("noise", self.noise, Noise)
         if self.noise == "local" and self.optimizer != "sgd":
             raise ValueError(
                 f"noise 'local' is for optimizer sgd, got {self.optimizer}: attackers could not be "
@@ -90,9 +89,6 @@ class NoisedPMSFL(PMSFL):
             check_number("epsilon", self.budget, f"budget of noise '{self.noise}'", above=0)
             by_budget = Strength(setting="epsilon", weak=1e6, strong=0.01)
             self.strength = by_budget  # type: ignore[assignment]
-        check_number("delta", self.delta, above=0, below=1)
-        check_number("local_steps", self.local_steps, "R of Theorem 3a", least=1)
-        check_number("clip_norm", self.clip_norm, "norm of one sample", above=0)
         if self.noise == "local":
             self.owns = self.owns | {"gradient"}
         if self.noise == "smashed":

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from bench.api import (
     Summed,
     as_kind,
 )
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, showing, sparse
 
 MODULUS = 2**32
@@ -166,16 +166,10 @@ class SecureAggregation(Defense):
     strength = None  # how many clients take part is the protocol's, and nothing else hides more
     zero_strength = None  # the server's view differs at any setting
     source = "Bonawitz et al., CCS 2017 (SecAgg); Bell et al., CCS 2020 (SecAgg+)"
-    clip: float = 8.0
-    levels: int = 2**22
-    dropout: float = 0.0
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_number("clip", self.clip, "largest value of an update", above=0)
-        check_number("levels", self.levels, least=1, below=MODULUS)
-        check_number("dropout", self.dropout, "chance of a client", least=0, below=1)
-        check_number("threshold", self.threshold, "share of clients", above=0, most=1)
+    clip: Annotated[float, Limits("largest value of an update", above=0)] = 8.0
+    levels: Annotated[int, Limits(least=1, below=MODULUS)] = 2**22
+    dropout: Annotated[float, Limits("chance of a client", least=0, below=1)] = 0.0
+    threshold: Annotated[float, Limits("share of clients", above=0, most=1)] = 0.5
 
     # --- real numbers as whole ones, from 0 for -clip to `levels` for clip ------------------------
     @property

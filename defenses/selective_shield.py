@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from bench.api import (
 )
 from bench.privacy.gaussian import best_renyi_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import clip, gaussian_like, showing
 from defenses import ckks
 from defenses.encrypted_zone import GAIN, MINE, EncryptedZone, Masks
@@ -97,11 +97,13 @@ class SelectiveShield(EncryptedZone):
     forms_model = "key_server"
     strength = Strength(setting="noise_multiplier", weak=1e-4, strong=10.0)
     source = "SelectiveShield, Algorithm 1"
-    tau: float | list[float] = 0.3
-    rho: float = 1.0
+    tau: Annotated[float | list[float], Limits(least=0, most=1)] = 0.3
+    rho: Annotated[float, Limits(least=0, most=1)] = 1.0
     score: Score = "eq12"
-    noise_multiplier: float = 1.0
-    clip_norm: float | list[float] = 1.0
+    noise_multiplier: Annotated[float, Limits("sigma", least=0)] = 1.0
+    clip_norm: Annotated[
+        float | list[float], Limits("L2 norm of the noised zone's update", above=0)
+    ] = 1.0
     noise_scale: NoiseScale = "times_K"
     average: Average = "count"
     update_from: UpdateFrom = "broadcast"
@@ -110,15 +112,6 @@ class SelectiveShield(EncryptedZone):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.taus, self.clips = listed("tau", self.tau), listed("clip_norm", self.clip_norm)
-        for name, value in (*(("tau", t) for t in self.taus), ("rho", self.rho)):
-            check_number(name, value, least=0, most=1)
-        check_choice("score", self.score, Score)
-        check_number("noise_multiplier", self.noise_multiplier, "sigma", least=0)
-        for value in self.clips:
-            check_number("clip_norm", value, "L2 norm of the noised zone's update", above=0)
-        check_choice("noise_scale", self.noise_scale, NoiseScale)
-        check_choice("average", self.average, Average)
-        check_choice("update_from", self.update_from, UpdateFrom)
         self._norm = max(self.clips)  # epsilon is the same for all, since noise is in units of it
         self.cycle = math.lcm(len(self.taus), len(self.clips))
 

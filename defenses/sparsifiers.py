@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from bench.api import (
     Strength,
     Unprotected,
 )
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, sparse
 
 _RESIDUAL = "residual"
@@ -48,6 +49,7 @@ class _Sparsifier(Defense):
         return _NOTHING_PROVEN
 
 
+@dataclass(kw_only=True, eq=False)
 class TopK(_Sparsifier):
     """Sends the values of largest magnitude of the whole update; the others are zero.
 
@@ -63,10 +65,8 @@ class TopK(_Sparsifier):
     strength = Strength(setting="keep", weak=0.5, strong=0.001)
     zero_strength = MappingProxyType({"keep": 1.0})
     source = "Stich et al., arXiv:1809.07599; Lin et al., arXiv:1712.01887"
-
-    def __init__(self, *, keep: float, feedback: bool = True) -> None:
-        check_number("keep", keep, "share of coordinates sent", above=0, most=1)
-        self.keep, self.feedback = keep, feedback
+    keep: Annotated[float, Limits("share of coordinates sent", above=0, most=1)]
+    feedback: bool = True
 
     def sparsified(self, update: Message, client: Client) -> Message:
         parts = dict(update.parts)
@@ -93,6 +93,7 @@ class TopK(_Sparsifier):
         return (Sparsified(of="update", residual=self.feedback and round.uploads > 0),)
 
 
+@dataclass(kw_only=True, eq=False)
 class Percentile(_Sparsifier):
     """Sends only values whose magnitude reaches a percentile, each cut to +-gamma per local step.
 
@@ -109,11 +110,8 @@ class Percentile(_Sparsifier):
     strength = Strength(setting="gamma", weak=1.0, strong=1e-6)
     zero_strength = MappingProxyType({"percentile": 0.0, "gamma": 1e9})
     source = "NVFlare's PercentilePrivacy, after Shokri and Shmatikov, CCS 2015"
-
-    def __init__(self, *, percentile: float = 10.0, gamma: float = 0.01) -> None:
-        check_number("percentile", percentile, least=0, most=100)
-        check_number("gamma", gamma, "largest value of an update per step", above=0)
-        self.percentile, self.gamma = percentile, gamma
+    percentile: Annotated[float, Limits(least=0, most=100)] = 10.0
+    gamma: Annotated[float, Limits("largest value of an update per step", above=0)] = 0.01
 
     def sparsified(self, update: Message, client: Client) -> Message:
         limit = self.gamma * update.local_steps

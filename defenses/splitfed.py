@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from bench.api import (
 )
 from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import record_epsilon
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits, check_number
 from bench.toolkit.vectors import clip_rows_l1, laplace_like
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.pm_sfl import PMSFL
@@ -63,13 +63,14 @@ class SplitFedDP(Defense):
     source = "Thapa et al., arXiv:2004.12088, as in PM-SFL, Sec. 6.2 (SplitFed-DP)"
 
     epsilon: float
-    smashed_clip: float
-    update_clip: float
-    delta: float = 1e-5
+    smashed_clip: Annotated[float, Limits("L1 norm of one sample's smashed data", above=0)]
+    update_clip: Annotated[float, Limits("norm of one client's update", above=0)]
+    delta: Annotated[float, Limits(above=0, below=1)] = 1e-5
     update_noise: UpdateNoise = "gaussian"
     update_epsilon: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = self.epsilon if self.update_epsilon is None else self.update_epsilon
         for name, budget in (("epsilon", self.epsilon), ("update_epsilon", own)):
             check_number(name, budget, "budget of one release", above=0)
@@ -77,11 +78,6 @@ class SplitFedDP(Defense):
                 raise ValueError(
                     f"{name} must leave the noise finite (budget of one release), got {budget}."
                 )
-        meaning = "L1 norm of one sample's smashed data"
-        check_number("smashed_clip", self.smashed_clip, meaning, above=0)
-        check_number("update_clip", self.update_clip, "norm of one client's update", above=0)
-        check_number("delta", self.delta, above=0, below=1)
-        check_choice("update_noise", self.update_noise, UpdateNoise)
         self.largest_epsilon = max(self.epsilon, own)
         self.update: GaussianUpdate | LaplaceUpdate
         if self.update_noise == "gaussian":
@@ -172,10 +168,6 @@ class SplitFedPM(PMSFL):
     agreement_rounds: int = field(init=False, default=0)
     growth_rounds: int = field(init=False, default=1)
     sends: Sends = "probabilities"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("sends", self.sends, Sends)
 
     def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
         if self.sends == "bits":

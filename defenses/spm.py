@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from bench.api import (
     Strength,
     Unprotected,
 )
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, replace_values, uniform_like
 
 Variant = Literal["printed", "unbiased", "sign_rr"]
@@ -83,14 +83,9 @@ class SPM(Defense):
 
     strength = Strength(setting="epsilon", weak=700.0, strong=0.01)
     source = "SPM-FL, Algorithm 2"
-    epsilon: float
+    epsilon: Annotated[float, Limits("budget of one sign", above=0, most=700)]
     variant: Variant = "printed"
     target: Target = "weights"
-
-    def __post_init__(self) -> None:
-        check_number("epsilon", self.epsilon, "budget of one sign", above=0, most=700)
-        check_choice("variant", self.variant, Variant)
-        check_choice("target", self.target, Target)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         def perturbed(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from bench.api import (
     Summed,
 )
 from bench.toolkit.aggregation import filled, mean_over_present
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits, check_number
 from bench.toolkit.vectors import replace_values, showing
 from defenses.bounded_ldp import Duchi, Target
 
@@ -72,17 +72,15 @@ class SunAdaptive(Duchi):
     source = "Sun, Qian, Chen, arXiv:2007.15789"
     bound: float = field(init=False)
     target: Target = field(init=False, default="weights")
-    slack: float = 1.5
-    floor: float = 0.01
+    slack: Annotated[float, Limits("radius over the spread of the broadcast", above=0)] = 1.5
+    floor: Annotated[float, Limits("least radius", above=0)] = 0.01
     max_radius: float = 0.1
     shuffled: bool = False
 
     def __post_init__(self) -> None:
-        check_number("slack", self.slack, "radius over the spread of the broadcast", above=0)
-        check_number("floor", self.floor, "least radius", above=0)
+        super().__post_init__()
         check_number("max_radius", self.max_radius, "from floor on", least=self.floor)
         self.bound = self.max_radius
-        super().__post_init__()
         if self.shuffled:
             self.only_sums, self.owns = True, frozenset({"aggregate"})
 

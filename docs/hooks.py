@@ -89,9 +89,15 @@ def plugin_class(name: str) -> type:
 
 
 def parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """A constructor's settings by name, annotations as types."""
+    """A constructor's settings by name, annotations as types, without limits."""
     parameters = inspect.signature(cls, eval_str=True).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p.replace(annotation=p.annotation.__origin__)
+        if typing.get_origin(p.annotation) is typing.Annotated
+        else p
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def settings(names: Sequence[str], body: str) -> str:

@@ -42,7 +42,7 @@ LAYERS = (
     ("contract.attack", "contract.hooks"),
     ("contract.returns",),
     ("contract.defense",),
-    ("contract.network",),
+    ("contract.network", "contract.settings"),
     ("contract.messages", "contract.events", "contract.mechanisms"),
     ("privacy.composition",),
     ("privacy.gaussian", "privacy.entry"),

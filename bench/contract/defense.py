@@ -19,6 +19,7 @@ from bench.contract.events import Event, Facts, Round
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part, Stage, State
 from bench.contract.network import NetworkView
+from bench.contract.settings import check_settings
 
 
 def _not_nan(value: float) -> float:
@@ -191,9 +192,10 @@ class Strength:
 class Defense:
     """Base class of a defense: every hook is the identity.
 
-    A subclass takes its settings as keyword arguments and raises ValueError in `__init__` for a
-    value out of range. It keeps no run state on `self`: what a client remembers goes to
-    `client.memory`, and what the parties know travels in messages.
+    A subclass takes its settings as keyword arguments and raises ValueError for a value out of
+    range. One that is a dataclass annotates numbers with `bench.toolkit.settings.Limits`; these and
+    its choices (`Literal`) are then checked when it is made. It keeps no run state on `self`: what
+    a client remembers goes to `client.memory`, and what the parties know travels in messages.
     """
 
     requires: frozenset[str] = frozenset()
@@ -221,6 +223,9 @@ class Defense:
     protection."""
     source: str = ""
     """Where the mechanism is published."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def variant(self) -> str:
