@@ -16,7 +16,6 @@ from dataclasses import replace
 import numpy as np
 from scipy import optimize, special
 
-from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.contract.events import (
     Encrypted,
@@ -30,6 +29,7 @@ from bench.contract.events import (
     Unprotected,
     Withheld,
 )
+from bench.contract.hooks import members_of
 from bench.errors import UserError
 from bench.privacy.composition import composed_epsilon
 from bench.privacy.entry import Entry
@@ -261,70 +261,47 @@ _SMASHED = Unprotected(what="the smashed data of every step", why="the defense d
 def account(defense: Defense, facts: Facts) -> Entry:
     """The ledger's line for a defense setting over a run with these facts."""
     with computable(defense, facts):
-        entry, events = _entry(defense, facts)
-        numbers = (entry.eps_record, entry.eps_claimed, entry.claim_delta)
-        for number in (*numbers, *entry.constants.values()):
+        events = defense.guarantee(facts)
+        if facts.split and not any(m.of == "smashed" for m in defense.mechanisms_in(Round())):
+            events = (*events, _SMASHED)
+        claimed, claim_delta, unit = defense.claim(facts) or (None, None, None)
+        constants = dict(defense.constants(facts))
+        proven = record_epsilon(events, facts.delta)
+        for number in (proven, claimed, claim_delta, *constants.values()):
             if isinstance(number, float) and math.isnan(number):
                 raise FloatingPointError("not a number")
-    return replace(entry, words=in_plain_words(entry, events))
-
-
-def _entry(defense: Defense, facts: Facts) -> tuple[Entry, tuple[Event, ...]]:
-    """The line without its words, and the events."""
-    events = defense.guarantee(facts)
-    if facts.split and not any(m.of == "smashed" for m in defense.mechanisms_in(Round())):
-        events = (*events, _SMASHED)
-    claim = defense.claim(facts)
-    reasons = tuple(explain(e) for e in events) or ("Nothing is randomised, so nothing is proven.",)
-    proven = record_epsilon(events, facts.delta)
-    in_sums = any(isinstance(e, Gaussian) and e.summed for e in events) and math.isfinite(proven)
-    if in_sums and math.isinf(_epsilon_of_sums(events, facts.delta)):
-        reasons = (*reasons, _NOT_ADDED)
+        reasons = [explain(e) for e in events] or ["Nothing is randomised, so nothing is proven."]
+        in_sums = any(isinstance(e, Gaussian) and e.summed for e in events)
+        if in_sums and proven < math.inf == _epsilon_of_sums(events, facts.delta):
+            reasons.append(_NOT_ADDED)
     entry = Entry(
-        eps_claimed=claim[0] if claim else None,
-        claim_delta=claim[1] if claim else None,
-        unit=claim[2] if claim else None,
+        eps_claimed=claimed,
+        claim_delta=claim_delta,
+        unit=unit,
         eps_record=proven,
         delta=facts.delta,
-        constants=dict(defense.constants(facts)),
-        reasons=reasons,
+        constants=constants,
+        reasons=tuple(reasons),
     )
-    return entry, events
+    return replace(entry, words=in_plain_words(entry, events))
 
 
 @contextmanager
 def computable(defense: Defense, facts: Facts) -> Iterator[None]:
-    """Make a UserError of what floating point cannot hold, with the values that are to blame."""
+    """Make a UserError of what floating point cannot hold, with the setting or fact farthest from
+    1."""
     try:
         yield
     except ArithmeticError as error:
-        values = ", ".join(_extremes(defense, facts))
-        raise UserError(f"epsilon cannot be computed in floating point with {values}.") from error
-
-
-_EXTREME = 30
-"""Powers of ten from 1 at which a setting or fact is to blame."""
-
-
-def _extremes(defense: Defense, facts: Facts) -> list[str]:
-    """The settings and facts farthest from 1, as a user writes them."""
-    values = {**_settings(defense), **vars(facts)}
-    sizes = {
-        name: abs(math.log10(abs(value)))
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and value
-    }
-    blamed = min(_EXTREME, max(sizes.values()))
-    return [f"{name}={values[name]:g}" for name, size in sizes.items() if size >= blamed]
-
-
-def _settings(defense: Defense) -> dict[str, object]:
-    """A defense's settings, as far as it keeps them under their names."""
-    if isinstance(defense, Composed):
-        return {
-            f"{member}.{name}": value
-            for member, inner in defense.members.items()
-            for name, value in _settings(inner).items()
+        values = dict(vars(facts))
+        for member in members_of(defense):
+            names = inspect.signature(type(member)).parameters
+            values |= {n: value for n, value in vars(member).items() if n in names}
+        sizes = {
+            name: abs(math.log10(abs(value)))
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and value
         }
-    names = inspect.signature(type(defense)).parameters
-    return {name: vars(defense)[name] for name in names if name in vars(defense)}
+        name = max(sizes, key=sizes.__getitem__)
+        blamed = f"{name}={values[name]:g}"
+        raise UserError(f"epsilon cannot be computed in floating point with {blamed}.") from error
