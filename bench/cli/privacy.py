@@ -62,9 +62,11 @@ def ledger(
             )
             if csv is not None:
                 options.write_out(csv, csv_of(accounts.epsilons(table).to_dict("records")))
-    if as_json:
-        document = _documents(table) if over else _document(account)
-        typer.echo(to_json({"defense": defense, **document}))
+    if as_json and over:
+        lines = [{"over": account.place, **_document(account)} for account in table]
+        typer.echo(to_json({"defense": defense, "lines": lines}))
+    elif as_json:
+        typer.echo(to_json({"defense": defense, **_document(account)}))
     elif over:
         _print_table(table)
     else:
@@ -93,10 +95,6 @@ def _document(account: Account) -> dict[str, Any]:
     }
 
 
-def _documents(accounts: Sequence[Account]) -> dict[str, Any]:
-    return {"lines": [{"over": account.place, **_document(account)} for account in accounts]}
-
-
 def _print_table(accounts: Sequence[Account]) -> None:
     """Print the table in as many parts as the terminal's width needs, and explain its columns."""
     from bench.report.accounts import epsilons, meanings
@@ -110,19 +108,6 @@ def _print_table(accounts: Sequence[Account]) -> None:
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
-    unit = f" per {entry.unit}" if entry.unit else ""
-    delta = f" at delta {entry.claim_delta:g}" if entry.claim_delta else ""
-    if entry.eps_claimed is None:
-        claimed = "none"
-    elif entry.eps_claimed == float("inf"):
-        claimed = f"no finite value{unit} by the paper's formula"
-    else:
-        claimed = f"{entry.eps_claimed:.6g}{unit}{delta}"
-    yield f"claimed epsilon: {claimed}"
-    yield (
-        f"proven epsilon for one training record, whole run, delta {entry.delta:g}: "
-        f"{entry.eps_record:.6g}"
-    )
     yield from entry.words
     yield from (f"- {reason}" for reason in entry.reasons)
     for key, value in entry.constants.items():
