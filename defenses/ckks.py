@@ -1,15 +1,15 @@
 """CKKS encryption of client vectors that a server adds without being able to read them.
 
 Three parties. `KeyServer` makes the key pair and decrypts sums; clients hold the public key and
-`encrypt`; `AggregationServer` holds the public key too and adds. Values are fixed-point, so that
-the decrypted sum is exact: TenSEAL draws its own randomness, and unrounded sums would differ
+`encrypt`; the aggregation server holds the public key too and can `add`. Values are fixed-point, so
+that the decrypted sum is exact: TenSEAL draws its own randomness, and unrounded sums would differ
 between two runs with one seed. Rounding also takes away the noise of CKKS, which depends on the
 secret key and should not be published (Li and Micciancio, Eurocrypt 2021).
 
     key_server = KeyServer()
     public = key_server.public_context
     uploads = [encrypt(vector, public) for vector in vectors]
-    total = key_server.decrypt(AggregationServer(public).add(uploads), length=len(vectors[0]))
+    total = key_server.decrypt(add(uploads, public), length=len(vectors[0]))
     assert total.equal(sum(rounded(vector, ADDITIVE) for vector in vectors))
 """
 
@@ -112,11 +112,6 @@ Half a grid step is 770, 172, 77 and 24 times the std: at 1000 a value goes wron
 """
 
 
-def ciphertexts_for(n: int, slots: int) -> int:
-    """Number of ciphertexts that n values take."""
-    return -(-n // slots)
-
-
 def rounded(values: Tensor, parameters: Parameters) -> Tensor:
     """Float64 values on the grid: what `encrypt` sends, so sums of these are what comes back."""
     return (values.detach().cpu().double() / parameters.resolution).round() * parameters.resolution
@@ -148,7 +143,7 @@ def encode(values: Tensor, parameters: Parameters) -> np.ndarray:
             f"values must be finite and within ±{parameters.max_magnitude:g}, "
             f"got {float(values[bad[0]]):g} at {bad[0]}."
         )
-    rows = np.zeros((ciphertexts_for(len(on_grid), parameters.slots), parameters.slots))
+    rows = np.zeros((-(-len(on_grid) // parameters.slots), parameters.slots))
     rows.reshape(-1)[: len(on_grid)] = on_grid
     return rows * signs(parameters.slots)
 
@@ -212,15 +207,10 @@ class KeyServer:
     def decrypt(self, ciphertexts: Sequence[bytes], *, length: int) -> Tensor:
         """Exact sum of the rounded vectors behind `ciphertexts`, float64 [length].
 
-        Raises ValueError for damaged ciphertexts, a wrong number of them, and sums that do not
-        come back on the grid: beyond the modulus, of too many uploads, or of another key.
+        Raises ValueError for damaged ciphertexts, and sums that do not come back on the grid:
+        beyond the modulus, of too many uploads, or of another key.
         """
         slots, resolution = self.parameters.slots, self.parameters.resolution
-        if len(ciphertexts) != ciphertexts_for(length, slots):
-            raise ValueError(
-                f"{length} values must come in {ciphertexts_for(length, slots)} ciphertexts of "
-                f"{slots} slots, got {len(ciphertexts)}."
-            )
         if not ciphertexts:
             return torch.zeros(0, dtype=torch.float64)
         decoded = np.array([load_ciphertext(data, self._context).decrypt() for data in ciphertexts])
@@ -238,46 +228,28 @@ class KeyServer:
         return torch.from_numpy((values * signs(slots)).reshape(-1)[:length] + 0.0)
 
 
-class AggregationServer:
-    """Adds ciphertexts with the public key only.
+def add(uploads: Sequence[Sequence[bytes]], public_context: bytes) -> list[bytes]:
+    """Ciphertexts of the sum, position by position, with the public key only.
 
-    Raises ValueError if the context holds a secret key.
+    uploads: one list of ciphertexts per client, 1 to 1000 clients, equally long lists.
+    Raises ValueError on damaged ciphertexts.
     """
-
-    def __init__(self, public_context: bytes) -> None:
-        self._context, self.parameters = open_context(public_context)
-        if self._context.is_private():
-            raise ValueError(
-                "public_context must hold no secret key (the aggregation server may not decrypt), "
-                "got one that does."
-            )
-
-    def add(self, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """Ciphertexts of the sum, position by position.
-
-        uploads: one list of ciphertexts per client, 1 to 1000 clients, equally long lists.
-        Raises ValueError on other numbers and on damaged ciphertexts.
-        """
-        if not 1 <= len(uploads) <= MOST_UPLOADS:
-            raise ValueError(f"uploads must be 1 to {MOST_UPLOADS} lists, got {len(uploads)}.")
-        lengths = [len(upload) for upload in uploads]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"uploads must have equally many ciphertexts each, got {lengths}.")
-        sums = []
-        for position in zip(*uploads, strict=True):
-            total = load_ciphertext(position[0], self._context)
-            for data in position[1:]:
-                total.add_(load_ciphertext(data, self._context))
-            sums.append(checked(total.serialize()))
-        return sums
+    context, _ = open_context(public_context)
+    sums = []
+    for position in zip(*uploads, strict=True):
+        total = load_ciphertext(position[0], context)
+        for data in position[1:]:
+            total.add_(load_ciphertext(data, context))
+        sums.append(checked(total.serialize()))
+    return sums
 
 
 # --- encryption by the clients -------------------------------------------------------------
 
 
 def encrypt(values: Tensor, public_context: bytes) -> list[bytes]:
-    """Ciphertexts of values [n] rounded to the grid, `ciphertexts_for(n, slots)` of them, fresh
-    every time.
+    """Ciphertexts of values [n] rounded to the grid, n over slots of them, rounded up, fresh every
+    time.
 
     Raises:
         ValueError: If a value is not finite or beyond `Parameters.max_magnitude`.

@@ -245,7 +245,7 @@ class EncryptedZone(Defense):
         number = uploads[0].round
         question = Message(kind=_PUBLIC_KEY, sender=SERVER, receiver=KEY_SERVER, round=number)
         (key,) = server.ask(question)
-        added = ckks.AggregationServer(key.sealed[_PUBLIC_KEY].box).add(boxes)
+        added = ckks.add(boxes, key.sealed[_PUBLIC_KEY].box)
         covers = {n: s.covers for n, s in uploads[0].sealed.items() if n != CIPHERTEXT}
         length = sum(int(c.sum()) for c in covers.values())
         sealed = Sealed(

@@ -77,7 +77,7 @@ class MapHolder(KeyHolder):
             return []
         boxes = [m.sealed[CIPHERTEXT].box for m in self.maps.values()]
         shapes = {n: s.covers for n, s in message.sealed.items() if n != CIPHERTEXT}
-        added = ckks.AggregationServer(self.keys.public_context).add(boxes)
+        added = ckks.add(boxes, self.keys.public_context)
         total = self.keys.decrypt(added, length=sum(c.numel() for c in shapes.values()))
         pieces = total.split([c.numel() for c in shapes.values()])
         maps = {n: p.view(shapes[n].shape) for n, p in zip(shapes, pieces, strict=True)}

@@ -13,13 +13,12 @@ from torch import Tensor
 from defenses.ckks import (
     ADDITIVE,
     STANDARD,
-    AggregationServer,
     KeyServer,
     Parameters,
-    ciphertexts_for,
+    add,
     encrypt,
-    header,
     load_ciphertext,
+    open_context,
     rounded,
 )
 
@@ -27,17 +26,16 @@ PRESETS = {"standard": STANDARD, "additive": ADDITIVE}
 
 
 class Parties:
-    """Key server, public context and aggregation server of one preset."""
+    """Key server and public context of one preset."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.key_server = KeyServer(parameters)
         self.public = self.key_server.public_context
-        self.server = AggregationServer(self.public)
 
     def total(self, vectors: list[Tensor]) -> Tensor:
         uploads = [encrypt(vector, self.public) for vector in vectors]
-        return self.key_server.decrypt(self.server.add(uploads), length=len(vectors[0]))
+        return self.key_server.decrypt(add(uploads, self.public), length=len(vectors[0]))
 
 
 @pytest.fixture(scope="module")
@@ -116,38 +114,20 @@ def test_every_slot_at_the_largest_magnitude_comes_back(parties: Parties) -> Non
 def test_a_sum_beyond_the_largest_magnitude_is_refused(parties: Parties, times: int) -> None:
     values = torch.full((parties.parameters.slots,), parties.parameters.max_magnitude)
     upload = encrypt(values, parties.public)
-    total = parties.server.add([upload] * times)
+    total = add([upload] * times, parties.public)
     with pytest.raises(ValueError, match="Decrypted sum must"):
         parties.key_server.decrypt(total, length=len(values))
 
 
-@pytest.mark.parametrize(
-    ("n", "standard", "double"),
-    [
-        (0, 0, 0),
-        (541, 1, 1),
-        (11757, 3, 2),
-        (75388, 19, 10),
-        (2463, 1, 1),
-        (53549, 14, 7),
-        (343358, 84, 42),
-    ],
-)
-def test_number_of_ciphertexts_is_values_over_slots_rounded_up(
-    n: int, standard: int, double: int
-) -> None:
-    assert (ciphertexts_for(n, 4096), ciphertexts_for(n, 8192)) == (standard, double)
-
-
-def test_encrypt_sends_that_many_ciphertexts(parties: Parties) -> None:
+def test_encrypt_sends_values_over_slots_ciphertexts_rounded_up(parties: Parties) -> None:
     slots = parties.parameters.slots
-    for n in (0, 1, slots, slots + 1):
-        assert len(encrypt(torch.zeros(n), parties.public)) == ciphertexts_for(n, slots)
+    for n, count in ((0, 0), (1, 1), (slots, 1), (slots + 1, 2), (3 * slots - 7, 3)):
+        assert len(encrypt(torch.zeros(n), parties.public)) == count
 
 
 def test_aggregation_server_cannot_decrypt(parties: Parties) -> None:
     data = encrypt(torch.ones(3), parties.public)
-    context = parties.server._context
+    context, _ = open_context(parties.public)
     assert not context.has_secret_key()
     assert not context.has_galois_keys()
     assert not context.has_relin_keys()
@@ -155,12 +135,6 @@ def test_aggregation_server_cannot_decrypt(parties: Parties) -> None:
         load_ciphertext(data[0], context).decrypt()
     with pytest.raises(ValueError, match="Secret key"):
         context.data.secret_key()
-
-
-def test_aggregation_server_refuses_a_context_with_a_secret_key(parties: Parties) -> None:
-    private = parties.key_server._context.serialize(save_secret_key=True)
-    with pytest.raises(ValueError, match="must hold no secret key"):
-        AggregationServer(header(parties.parameters) + private)
 
 
 def test_presets_have_128_bit_security() -> None:
@@ -203,7 +177,7 @@ def test_damaged_ciphertexts_are_refused(parties: Parties) -> None:
         with pytest.raises(ValueError, match="Ciphertext must be"):
             parties.key_server.decrypt([bad], length=10)
         with pytest.raises(ValueError, match="Ciphertext must be"):
-            parties.server.add([[good], [bad]])
+            add([[good], [bad]], parties.public)
 
 
 def test_ciphertexts_of_another_key_are_refused(
@@ -213,16 +187,3 @@ def test_ciphertexts_of_another_key_are_refused(
         ours = encrypt(torch.ones(5), parties.public)
         with pytest.raises(ValueError, match="another key"):
             KeyServer(parties.parameters).decrypt(ours, length=5)
-
-
-def test_wrong_numbers_of_ciphertexts_or_uploads_are_refused(parties: Parties) -> None:
-    slots = parties.parameters.slots
-    short, long = (encrypt(torch.zeros(n), parties.public) for n in (slots, slots + 1))
-    with pytest.raises(ValueError, match=r"equally many ciphertexts each, got \[1, 2\]"):
-        parties.server.add([short, long])
-    with pytest.raises(ValueError, match="must come in 1 ciphertexts"):
-        parties.key_server.decrypt(long, length=slots)
-    with pytest.raises(ValueError, match="1 to 1000 lists, got 0"):
-        parties.server.add([])
-    with pytest.raises(ValueError, match="1 to 1000 lists, got 1001"):
-        parties.server.add([[]] * 1001)
