@@ -31,15 +31,14 @@ from torch import Tensor
 MOST_UPLOADS = 1000
 """Uploads in one sum for which `Parameters.resolution` is chosen."""
 
-SECURITY_BITS = 128
-"""Classical security of both parameter sets, with ternary secrets: Homomorphic Encryption Security
-Standard (2018), Table 1, allows 109 bits of coefficient modulus at a ring degree of 4096, and 218
-at 8192."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
     """Ring, moduli and fixed-point grid of one key pair.
+
+    Both shipped sets have 128 bits of classical security, with ternary secrets: Homomorphic
+    Encryption Security Standard (2018), Table 1, allows 109 bits of coefficient modulus at a ring
+    degree of 4096, and 218 at 8192.
 
     coeff_mod_bit_sizes: bits of each prime; the last is used up while encrypting and never sent.
     log2_scale: CKKS scale, in bits.

@@ -91,9 +91,6 @@ class DPSGD(Defense):
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
-            "noise_std_of_a_step": self.noise_multiplier
-            * self.clip_norm
-            / min(facts.batch, facts.records),
             "uses_of_a_record": float(uses_of_a_record(facts)),
             "sampling_rate": min(1.0, facts.batch / facts.records),
         }

@@ -243,14 +243,8 @@ class MSPAFL(Defense):
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
             "noise_std": self.std,
-            "noise_std_lemma1": self._std("lemma1"),
-            "noise_std_analytic": self._std("analytic"),
             "eps_one_upload": self.local_epsilon,
-            "check_in_most": self._most(),
             "sampling_rate": self._rate(facts),
-            "eps_one_round_claimed": self._one_round(facts)[0],
-            "eps_client_claimed": self._one_client(facts),
-            "expected_uploads": self._most() * facts.rounds,
         }
 
 

@@ -100,7 +100,6 @@ class GaussianUpdate(_ClippedNoise):
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
             "noise_std": self.level,
-            "sensitivity_replace": 2 * self.clip_norm,
             "noise_norm_rms": self.level * facts.parameters**0.5,
         }
 
@@ -145,5 +144,4 @@ class LaplaceUpdate(_ClippedNoise):
         return {
             "noise_scale": self.level,
             "noise_std": self.level * 2**0.5,
-            "sensitivity_replace": 2 * self.clip_norm,
         }

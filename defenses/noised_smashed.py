@@ -184,12 +184,7 @@ class NoisedSmashed(Defense):
         """Epsilons are at the run's delta and best alpha; rdp2 is the Renyi divergence of order
         2 of one upload, as in the paper's figures."""
         count = record_uploads(facts)
-        out: dict[str, float | str] = {
-            "lambda_printed": 1 / self.together,
-            "worst_share_of_values": self.worst_share(facts),
-            "uploads_of_one_record": count,
-            "client_held_layers": "no DP",
-        }
+        out: dict[str, float | str] = {}
         if self.claim(facts) is not None:
             printed = self.printed_slope(PAPER_SMASHED_SIZE)
             out["rdp2_printed_paper_size"] = 2 * printed

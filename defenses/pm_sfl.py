@@ -300,7 +300,6 @@ class PMSFL(Defense):
         d, clients = self.masked(facts), facts.sampled
         return {
             "c": self.clip,
-            "gradient_factor_at_half": 0.25 if self.variant == "corrected" else 0.125,
             "eq6_bound": d / (4 * clients),
             "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),

@@ -272,9 +272,6 @@ class NoisedPMSFL(PMSFL):
                 constants |= {
                     "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
-                    "eps_amplification_gain": amplification_gain(
-                        self.budget, c=self.clip, d=self.masked(facts)
-                    ),
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.budget,
                 }
         return constants

@@ -47,7 +47,6 @@ from bench.privacy.gaussian import best_renyi_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import clip, gaussian_like, showing
-from defenses import ckks
 from defenses.encrypted_zone import GAIN, MINE, EncryptedZone, Masks
 
 Score = Literal["eq12", "eq3", "update"]
@@ -245,8 +244,6 @@ class SelectiveShield(EncryptedZone):
             "noise_std": std,
             "noise_norm_rms": std * math.sqrt(facts.parameters),
             "noise_std_of_mean": std / math.sqrt(facts.sampled),
-            "sensitivity_replace": 2 * self._norm,
-            "ckks_security_bits": float(ckks.SECURITY_BITS),
             "ckks_resolution": self._ckks.resolution / GAIN,
         }
 

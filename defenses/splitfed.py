@@ -138,8 +138,6 @@ class SplitFedDP(Defense):
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
-            "smashed_noise_scale": self.smashed_scale,
-            "smashed_noise_std": self.smashed_scale * 2**0.5,
             "update_noise_std": self.update.constants(facts)["noise_std"],
             "eps_given_labels": record_epsilon(self._noised(facts), facts.delta),
         }

@@ -120,9 +120,7 @@ class SPM(Defense):
             "keep_probability": keep_probability(self.epsilon),
             "bias_factor": mean,
             "variance_factor": variance,
-            "magnitude_relative_std": self.mechanisms()[0].relative_std,  # type: ignore[attr-defined]
             "growth_per_round": growth(self.epsilon, self.variant, facts.sampled),
-            "eps_one_sign": self.epsilon,
             "eps_signs_one_round": self.epsilon * facts.parameters,
             "eps_signs_all_rounds": self.epsilon * facts.parameters * facts.releases,
             "magnitude": "no DP",
