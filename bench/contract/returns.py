@@ -102,33 +102,28 @@ def _state(result: Any, like: Mapping[str, Tensor] | None, what: str = "a state"
     return None
 
 
+def _like(place: int, what: str = "a state") -> Check:
+    return lambda arguments, result: _state(result, arguments[place], what)
+
+
+def _pair_like_first(first: str, second: str) -> Check:
+    def check(arguments: tuple[Any, ...], result: Any) -> Problem:
+        if not isinstance(result, tuple) or len(result) != 2:
+            return f"returned {_kind(result)}, expected a pair ({first}, {second})"
+        return _state(result[0], arguments[0], f"a {first}") or _state(result[1], None, second)
+
+    return check
+
+
 def state(_: tuple[Any, ...], result: Any) -> Problem:
     """The answer is finite tensors by name."""
     return _state(result, None)
 
 
-def state_like_first(arguments: tuple[Any, ...], result: Any) -> Problem:
-    """The answer has the names and shapes of the first argument."""
-    return _state(result, arguments[0])
-
-
-def variables(arguments: tuple[Any, ...], result: Any) -> Problem:
-    """The answer is (state like the first argument, constants)."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        return f"returned {_kind(result)}, expected a pair (state, constants)"
-    return _state(result[0], arguments[0]) or _state(result[1], None, "constants")
-
-
-def gradient(arguments: tuple[Any, ...], result: Any) -> Problem:
-    """The answer has the names and shapes of the variables."""
-    return _state(result, arguments[1], "a gradient")
-
-
-def direction(arguments: tuple[Any, ...], result: Any) -> Problem:
-    """The answer is (direction like the gradient, memory)."""
-    if not isinstance(result, tuple) or len(result) != 2:
-        return f"returned {_kind(result)}, expected a pair (direction, memory)"
-    return _state(result[0], arguments[0], "a direction") or _state(result[1], None, "a memory")
+state_like_first = _like(0)
+gradient = _like(1, "a gradient")
+variables = _pair_like_first("state", "constants")
+direction = _pair_like_first("direction", "memory")
 
 
 def aggregate(arguments: tuple[Any, ...], result: Any) -> Problem:
