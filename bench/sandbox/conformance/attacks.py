@@ -184,28 +184,21 @@ def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reco
         checked(answer, (*scene.truth.y.shape, *shape), classes)
     except ValueError as error:
         raise Broken(f"run gave what cannot be scored: {error}") from error
-    for problem in _problems(answer, recovers, len(scene.truth.y), len(shape)):
+    for problem in _problems(answer, recovers, len(shape)):
         raise Broken(f"run {problem}.")
     return answer
 
 
-def _problems(
-    a: Reconstruction, recovers: frozenset[str], victims: int, dimensions: int
-) -> Iterator[str]:
+def _problems(a: Reconstruction, recovers: frozenset[str], dimensions: int) -> Iterator[str]:
     given = {"images": a.images, "labels": a.labels, "counts": a.label_counts}
     for what, value in given.items():
         if value is None and what in recovers:
             yield f"gave no {what}, which `recovers` promises"
         if value is not None and what not in recovers:
             yield f"gave {what}, which `recovers` does not name"
-    for what, value in {**given, "loss": a.loss}.items():
-        expected = "float" if what in ("images", "loss") else "int64"
+        expected = "float" if what == "images" else "int64"
         if value is not None and expected not in str(value.dtype):
             yield f"gave {what} as {value.dtype}, expected {expected}"
-    if a.loss is not None and a.loss.shape != (victims,):
-        yield f"gave a loss of shape {list(a.loss.shape)}, expected {[victims]}"
-    if a.failed is not None and a.failed.dtype != torch.bool:
-        yield f"gave failed as {a.failed.dtype}, expected bool"
     if a.images is not None:
         images = a.images if a.failed is None else a.images[~a.failed]
         if not bool(torch.isfinite(images).all()):
@@ -214,7 +207,3 @@ def _problems(
             low, high = float(images.min()), float(images.max())
             if low < -1e-3 or high > 1 + 1e-3:
                 yield f"gave images with values in [{low:.3g}, {high:.3g}], expected [0, 1]"
-    if type(a.evaluations) is not int or a.evaluations < 0:
-        yield f"reported {a.evaluations!r} gradient evaluations, expected a whole number >= 0"
-    if not isinstance(a.notes, tuple) or not all(isinstance(n, str) for n in a.notes):
-        yield "gave notes that are no tuple of texts"
