@@ -43,7 +43,7 @@ from bench.api import (
     Unprotected,
     Withheld,
 )
-from bench.privacy.gaussian import best_renyi_epsilon
+from bench.privacy.ledger import gaussian_epsilon
 from bench.toolkit.per_sample import per_sample_gradients
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import clip, gaussian_like, showing
@@ -230,13 +230,10 @@ class SelectiveShield(EncryptedZone):
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Eq. 22 over all rounds by Lemma 2, at the best order."""
-        return self._claimed(facts), facts.delta, "record"
-
-    def _claimed(self, facts: Facts) -> float:
-        if facts.releases and self.noise_multiplier <= 0:
-            return math.inf
-        slope = facts.releases / (2 * self.noise_multiplier**2) if facts.releases else 0.0
-        return best_renyi_epsilon(slope, facts.delta)[0]
+        epsilon = gaussian_epsilon(
+            noise_multiplier=self.noise_multiplier, steps=facts.releases, delta=facts.delta
+        )
+        return epsilon, facts.delta, "record"
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         std = self.std(facts.sampled, self._norm)

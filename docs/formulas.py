@@ -369,7 +369,7 @@ def _(d: SelectiveShield, facts: Facts) -> tuple[Formula, ...]:
         Formula(
             name=f"epsilon of {facts.releases} rounds",
             equation="Lemma 2, 3",
-            value=d._claimed(facts),
+            value=d.claim(facts)[0],
             holds="The accounting holds for Eq. 22, and so for the noised values given the "
             "masks. The masks have no DP, and the encrypted zone's sum is published.",
         ),
