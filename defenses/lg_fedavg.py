@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -18,44 +20,35 @@ from bench.api import (
     Unprotected,
     Withheld,
 )
-from bench.toolkit.settings import check_number
+from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import showing
 
 _HEAD = "head"
 """The last stage of every network; always shared."""
 
 
+@dataclass(kw_only=True, eq=False)
 class LGFedAvg(Defense):
     """Local representations, a common top: the first stages are never uploaded.
 
     Args:
-        keep: The stages that stay with a client, by name ("block1,block2"), or as a share in
-            (0, 1] by depth of those below the head that it trains and that have parameters,
-            rounded up. At 1 that is the whole representation: under a split protocol the
-            client's bottom, of which the server trains no copy. LG-FedAvg's experiments keep
-            about half of it; PM-SFL's baseline keeps layers of the bottom.
+        keep: Share in (0, 1] of the stages that stay with a client, by depth of those below the
+            head that it trains and that have parameters, rounded up. At 1 that is the whole
+            representation: under a split protocol the client's bottom, of which the server trains
+            no copy. LG-FedAvg's experiments keep about half of it; PM-SFL's baseline keeps layers
+            of the bottom.
 
     Departures: both parts are trained together, as in the paper's main algorithm, without its
     auxiliary losses; a new client is not met with an ensemble.
     Source: Liang et al., arXiv:2001.01523, Algorithm 1.
     """
 
-    strength = None  # which stages are kept is no number
+    strength = None  # stages are few enough to list
     source = "Liang et al., arXiv:2001.01523 (LG-FedAvg)"
-
-    def __init__(self, *, keep: float | str = 1.0) -> None:
-        if isinstance(keep, str):
-            self.names = tuple(n.strip() for n in keep.split(","))
-            if not all(self.names) or _HEAD in self.names:
-                raise ValueError(
-                    f"keep must name stages below the head, separated by commas, got '{keep}'."
-                )
-        else:
-            check_number("keep", keep, "share of the stages below the head", above=0, most=1)
-        self.keep = keep
+    keep: Annotated[float, Limits("share of the stages below the head", above=0, most=1)] = 1.0
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        kept = self.kept_stages(local.broadcast, cut=client.cut)
+        kept = self.kept_stages(local.broadcast)
         nothing = torch.tensor(False, device=client.y.device)
         out = []
         for message in messages:
@@ -68,21 +61,10 @@ class LGFedAvg(Defense):
             out.append(message)
         return out
 
-    def kept_stages(self, names: Iterable[str], *, cut: str | None = None) -> list[str]:
-        """Which stages stay with a client that trains the parameters `names`.
-
-        Raises ValueError for a stage that it cannot have; one above its cut is the server's.
-        """
-        stages = list(dict.fromkeys(_stage(n) for n in names))
-        below = [s for s in stages if s != _HEAD]
-        if not isinstance(self.keep, str):
-            return below[: math.ceil(self.keep * len(below) - 1e-9)]
-        unknown = [n for n in self.names if n not in below]
-        if unknown and (cut is None or len(unknown) == len(self.names)):
-            raise ValueError(
-                f"keep names the stage '{unknown[0]}', but the client trains {', '.join(stages)}."
-            )
-        return [s for s in below if s in self.names]
+    def kept_stages(self, names: Iterable[str]) -> list[str]:
+        """Which stages stay with a client that trains the parameters `names`."""
+        below = [s for s in dict.fromkeys(_stage(n) for n in names) if s != _HEAD]
+        return below[: math.ceil(self.keep * len(below) - 1e-9)]
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (
