@@ -83,7 +83,7 @@ class MSPAFL(Defense):
     clip_norm: Annotated[float, Limits("L2 norm of the public weights", above=0)] = 1.0
     check_in: float | str = 0.5
     sampling: Sampling = "wor"
-    private: Annotated[float | str, Limits("share of parameters", least=0, most=1)] = 0.5
+    private: Annotated[float, Limits("share of parameters", least=0, most=1)] = 0.5
     nu_clients: Annotated[int, Limits("N of Eq. 17", least=0)] = 0
     beta: float = 0.25
     delta_tilde: Annotated[float, Limits(above=0, below=1)] = 1e-4
@@ -266,25 +266,9 @@ def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:
     return tuple(rows)
 
 
-def private_coordinates(values: State, private: float | str) -> dict[str, Tensor]:
-    """Which coordinates stay with the client, bool by name.
-
-    private: a share in [0, 1], the first coordinates in the order of the parameters, rounded
-    down (Sec. V-A: the first half); or stages and parameters by name, separated by commas.
-    Raises ValueError for a name that is none, naming those there are.
-    """
-    if isinstance(private, str):
-        names = [n.strip() for n in private.split(",")]
-        known = {n.split(".", 1)[0] for n in values} | set(values)
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"private names '{name}', but the client trains {', '.join(sorted(known))}."
-                )
-        return {
-            n: torch.full_like(v, n in names or n.split(".", 1)[0] in names, dtype=torch.bool)
-            for n, v in values.items()
-        }
+def private_coordinates(values: State, private: float) -> dict[str, Tensor]:
+    """Which coordinates stay with the client, bool by name: a share in [0, 1], the first in the
+    order of the parameters, rounded down (Sec. V-A: the first half)."""
     left = math.floor(private * sum(v.numel() for v in values.values()) + 1e-9)
     out = {}
     for name, value in values.items():
