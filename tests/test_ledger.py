@@ -282,12 +282,12 @@ def test_ciphertexts_cost_nothing_against_a_server_without_the_key() -> None:
     assert record_epsilon((gauss, sealed), 1e-5) == record_epsilon((gauss,), 1e-5)
 
 
-def test_the_ledger_explains_in_three_plain_sentences(registry: Registry) -> None:
+def test_the_ledger_explains_in_two_plain_sentences(registry: Registry) -> None:
     for name, chosen in [
         ("none", {}), ("spm", {"epsilon": 1.0}), ("laplace", {"noise_multiplier": 1.0,
         "clip_norm": 1.0}), ("selective_shield", {}), ("ms_pafl", {"epsilon": 0.5}),
     ]:  # fmt: skip
         entry = account(registry.defense(name, chosen), FACTS)
-        assert len(entry.words) == 3
+        assert len(entry.words) == 2
         assert all(w.endswith(".") and "  " not in w for w in entry.words)
         assert ("Nothing is proven" in entry.words[1]) == math.isinf(entry.eps_record)

@@ -17,7 +17,7 @@ class Entry:
         delta: Of the proof.
         constants: What the epsilons follow from.
         reasons: One sentence per mechanism event.
-        words: Three plain sentences on what the numbers protect and what they do not.
+        words: Plain sentences on what is claimed and what is proven.
     """
 
     eps_claimed: float | None

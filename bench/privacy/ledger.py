@@ -182,8 +182,8 @@ def _ratio(sensitivity: float, noise: float) -> float:
     return sensitivity / noise if noise > 0 and sensitivity < math.inf else math.inf
 
 
-def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str]:
-    """Return three sentences: what the claim says, what is proven, what neither protects."""
+def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str]:
+    """Return two sentences: what the claim says, and what is proven."""
     if entry.eps_claimed is None:
         claim = "The paper claims no epsilon for this setting."
     elif math.isinf(entry.eps_claimed):
@@ -205,13 +205,7 @@ def in_plain_words(entry: Entry, events: Sequence[Event]) -> tuple[str, str, str
             "run the server can tell whether one training record was another with odds of at "
             f"most e^{entry.eps_record:.3g} to one."
         )
-    hidden = [e.what for e in events if isinstance(e, Encrypted | Withheld)]
-    limits = (
-        "Neither number covers what many records of a client have in common"
-        + (f", nor whoever gets hold of {_join_words(hidden)}" if hidden else "")
-        + ("." if math.isfinite(entry.eps_record) else ", and a claim without proof binds nobody.")
-    )
-    return claim, proof, limits
+    return claim, proof
 
 
 def _join_words(items: Sequence[str]) -> str:
