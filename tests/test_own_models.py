@@ -321,8 +321,8 @@ def test_wrong_settings_shapes_and_files_get_one_sentence(tmp_path: Path) -> Non
     ("name", "more", "code", "told"),
     [
         ("Residual", ["--set", "width=2"], 0,
-         ["layer1/0", "fast gradients are the general ones all 26"]),
-        ("Attentive", [], 0, ["6 of 15; all by the general way"]),
+         ["layer1/0", "cut in two it gives the same logits"]),
+        ("Attentive", [], 0, ["clients' gradients, taken together, are those of the module"]),
         ("Residual", ["--dataset", "breast_cancer", "--set", "in_channels=3"], 1,
          ["cannot take samples of shape [30]"]),
     ],

@@ -21,7 +21,7 @@ DATASETS = ("digits", "photos", "breast_cancer")
 """Whose samples a model is tried on where no data set is named, in this order."""
 _BATCH = 4
 _TOLERANCE = 1e-3
-"""Of logits and gradients, relative to the largest."""
+"""Of logits, relative to the largest."""
 
 
 def model_cases(
@@ -57,13 +57,10 @@ def model_cases(
     yield case, lambda: seen
     params = network.init(generator(0, "init"))
     buffers = network.calibrate(params, loaded.aux_x[:64])
-    given = network, params, buffers, loaded.aux_x[:_BATCH]
     what = "clients' gradients, taken together, are those of the module by itself"
     yield what, partial(check_together, network)
-    yield "cut in two it gives the same logits", partial(check_cuts, *given)
-    what = "statistics of batch normalisation stay with each client"
-    yield what, partial(check_normalisation, network)
-    yield "fast gradients are the general ones", partial(check_gradients, *given)
+    cuts = partial(check_cuts, network, params, buffers, loaded.aux_x[:_BATCH])
+    yield "cut in two it gives the same logits", cuts
 
 
 def check_together(network: ModuleNetwork) -> str:
@@ -92,23 +89,3 @@ def check_cuts(network: ModuleNetwork, params: State, buffers: State, x: Tensor)
             f"cut after {cut} it gives other logits: something passes beside that tensor",
         )
     return f"after {', '.join(network.cuts)}"
-
-
-def check_normalisation(network: ModuleNetwork) -> str:
-    """How statistics of batches are dealt with."""
-    if not network.normalises:
-        raise NotChecked("it has none that is trained by batches")
-    return f"{len(network.anatomy.norms)} layers, in evaluation by public data"
-
-
-def check_gradients(network: ModuleNetwork, params: State, buffers: State, x: Tensor) -> str:
-    """Which weight gradients are made of a layer's input and its output's gradient; the network has
-    held them against autograd's."""
-    _, layers = network.trace(params, x, buffers=buffers)
-    fast = {f"{layer.name}.{n}" for layer in layers for n in ("weight", "bias")} & params.keys()
-    if not fast:
-        raise NotChecked("none of its layers is of a known kind")
-    if len(fast) == len(params):
-        return f"all {len(fast)}"
-    other = next(n for n in params if n not in fast)
-    return f"{len(fast)} of {len(params)}; all by the general way, as {other}"
