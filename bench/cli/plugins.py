@@ -58,21 +58,18 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
 
     registry = discover(files)
 
-    def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
-        return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
+    def entry(
+        name: str, summary: str, settings: str = "", broken: str | None = None
+    ) -> dict[str, Any]:
+        return {"name": name, "summary": summary, "settings": settings, "broken": broken}
 
     def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
         doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
         return entry(name, doc.split("\n")[0], settings)
 
     def plugins_of(kind: Any) -> list[dict[str, Any]]:
-        entries = []
-        for plugin in [registry.usable[kind, name] for name in registry.names(kind)]:
-            cls: Any = plugin.cls
-            recovers = sorted(getattr(cls, "recovers", ()))
-            more = {"source": cls.source, "recovers": recovers}
-            entries.append(entry(plugin.name, plugin.summary, _settings(cls), **more))
-        return entries + [
+        usable = (registry.usable[kind, name] for name in registry.names(kind))
+        return [entry(p.name, p.summary, _settings(p.cls)) for p in usable] + [
             entry(p.name, p.origin.split("\n")[0], broken=f"{p.origin}: {p.broken}")
             for p in registry.broken
             if p.kind == kind
@@ -83,7 +80,7 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         try:
             return describe(point.name, data.foreign_loader(point), origin)
         except BrokenImport as error:
-            return entry(point.name, origin) | {"broken": f"{origin}: {error}"}
+            return entry(point.name, origin, broken=f"{origin}: {error}")
 
     def place_of(loader: Any) -> str:
         accepted = inspect.signature(loader).parameters
