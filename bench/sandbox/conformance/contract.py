@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from bench.contract.defense import Defense
 from bench.contract.hooks import ROLES
@@ -20,8 +20,14 @@ Rebuild = Callable[[Mapping[str, Any]], Defense]
 """Makes a defense from settings."""
 LEFT_OUT = "left out by --fast"
 """Why a check is skipped by who asked for a fast examination."""
-_DECLARED = {"requires": ("smashed",), "owns": ROLES, "recovers": ("images", "labels", "counts")}
-"""Sets that a class declares, and of what."""
+_RECOVERED = Literal["images", "labels", "counts"]
+_DECLARED: Mapping[str, Any] = {
+    "requires": frozenset[Literal["smashed", "cut"]] | None,
+    "owns": frozenset[Literal[ROLES]] | None,  # type: ignore[valid-type]
+    "recovers": Annotated[frozenset[_RECOVERED], Field(min_length=1)] | None,
+    "zero_strength": Mapping[str, Any] | None,
+}
+"""What a class declares, if it does."""
 _BAD_NUMBERS = (float("nan"), -1.0, float("-inf"))
 
 
@@ -78,24 +84,14 @@ def check_settings(cls: type) -> str:
 
 def check_declarations(cls: type) -> str:
     """Whether class attributes are of the kind that is read."""
-    for attribute, allowed in _DECLARED.items():
-        value: object = getattr(cls, attribute, frozenset())
-        require(
-            isinstance(value, frozenset) and value <= set(allowed),
-            f"{attribute} is {value!r}, expected a frozenset of {', '.join(allowed)}.",
-            attribute,
-        )
-    require(
-        bool(getattr(cls, "recovers", True)),
-        "recovers is empty, so that nobody learns what the attack rebuilds.",
-        "recovers",
-    )
-    zero = getattr(cls, "zero_strength", None)
-    require(
-        zero is None or isinstance(zero, Mapping),
-        f"zero_strength is {zero!r}, expected settings by name, or None.",
-        "zero_strength",
-    )
+    for attribute, kind in _DECLARED.items():
+        value: object = getattr(cls, attribute, None)
+        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True))
+        try:
+            adapter.validate_python(value)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise Broken(f"{attribute} is {value!r}: {problem}.", attribute) from None
     return ""
 
 
