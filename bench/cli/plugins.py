@@ -58,18 +58,20 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
 
     registry = discover(files)
 
-    def entry(
-        name: str, summary: str, settings: str = "", broken: str | None = None
-    ) -> dict[str, Any]:
-        return {"name": name, "summary": summary, "settings": settings, "broken": broken}
+    def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
+        return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
 
     def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
         doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
         return entry(name, doc.split("\n")[0], settings)
 
     def plugins_of(kind: Any) -> list[dict[str, Any]]:
-        usable = (registry.usable[kind, name] for name in registry.names(kind))
-        return [entry(p.name, p.summary, _settings(p.cls)) for p in usable] + [
+        usable = ((name, registry.usable[kind, name]) for name in registry.names(kind))
+        entries = [
+            entry(name, p.summary, _settings(p.cls), source=getattr(p.cls, "source", ""))
+            for name, p in usable
+        ]
+        return entries + [
             entry(p.name, p.origin.split("\n")[0], broken=f"{p.origin}: {p.broken}")
             for p in registry.broken
             if p.kind == kind
