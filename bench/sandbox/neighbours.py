@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bench.contract.defense import Client, Defense, fresh
 from bench.contract.events import Facts, Round, Unit
@@ -140,28 +141,15 @@ def tabulate(a: Sequence[Received], b: Sequence[Received]) -> tuple[Array, Array
     size, -1 where it is missing.
     """
     rows = [*a, *b]
-    sizes: dict[str, int] = {}
-    for row in rows:
-        for name, value in row.items():
-            sizes[name] = max(sizes.get(name, 0), value.numel())
-    alike = all(
-        len(r) == len(sizes) and all(r[n].numel() == k for n, k in sizes.items()) for r in rows
-    )
-    if sizes and alike:
-        out = torch.stack([torch.cat([row[n] for n in sizes]) for row in rows])
-    else:
-        padded = ([_NOTHING, *(_pad(row, n, k) for n, k in sizes.items())] for row in rows)
-        out = torch.stack([torch.cat(columns) for columns in padded])
+    names = dict.fromkeys(name for row in rows for name in row)
+    sizes = torch.tensor([[len(row[n]) if n in row else -1 for n in names] for row in rows])
+    alike, columns = bool((sizes == sizes[0]).all()), [torch.zeros(len(rows), 0).double()]
+    for name, size in zip(names, sizes.T, strict=True):
+        columns.append(pad_sequence([row.get(name, _NOTHING) for row in rows], batch_first=True))
+        if not alike:
+            columns.append(size[:, None].double())
+    out = torch.cat(columns, dim=1)
     return out[: len(a)].numpy(), out[len(a) :].numpy()
-
-
-def _pad(row: Received, name: str, size: int) -> Tensor:
-    """A tensor of a row filled up with 0 to a size, and its own size after it."""
-    out = torch.zeros(size + 1, dtype=torch.float64)
-    value = row.get(name, _NOTHING)
-    out[: len(value)] = value
-    out[size] = len(value) if name in row else -1
-    return out
 
 
 # --- the pairs of a defense ---------------------------------------------------------------------
