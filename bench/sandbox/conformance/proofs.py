@@ -128,30 +128,6 @@ def _steps(defense: Defense, ground: Ground) -> list[Pair]:
 # --- which values are sent ------------------------------------------------------------------------
 
 
-def check_patterns(defense: Defense, ground: Ground, epsilon: float) -> str:
-    """Whether data chooses which values are sent, which noise on them does not hide: a proof has to
-    count that. Compared are rounds of different data, over several draws.
-
-    Args:
-        ground: Of the whole rounds.
-        epsilon: The finite proof.
-
-    Raises:
-        Broken: If data, without any noise, decides which values are sent.
-    """
-    for one, other in _of_rounds(defense, ground):
-        # What is sent in all draws of an input, or in none.
-        fixed = (one == one[0]).all(dim=0) & (other == other[0]).all(dim=0)
-        chosen = int((fixed & (one[0] != other[0])).sum())
-        if chosen:
-            raise Broken(
-                f"guarantee() proves an epsilon of {epsilon:.4g} for a record, but which "
-                f"values are sent follows from the data without noise: {chosen} of "
-                f"{len(fixed)} values are always sent for one input and never for another."
-            )
-    return "which values are sent does not follow from the data"
-
-
 def _of_rounds(defense: Defense, ground: Ground) -> Iterator[tuple[Tensor, Tensor]]:
     """Bool [draws, N] of a first round with one client's data and with another's, for every client;
     nothing where the first draw sends the same values of both."""
@@ -321,12 +297,23 @@ def _proven(defense: Defense) -> float:
 def check_sent_values(
     defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild, ground: Ground
 ) -> str:
-    """Whether the data chooses which values are sent, which a proof has to count."""
+    """Whether data chooses which values are sent, which noise on them does not hide: a proof has to
+    count that. Compared are rounds of different data, over several draws."""
     strong, at = _strongest(defense, settings, rebuild)
     epsilon = _proven(strong)
     if epsilon == math.inf:
         raise NotChecked(f"nothing is proven for a record{at}")
-    return check_patterns(strong, ground, epsilon)
+    for one, other in _of_rounds(strong, ground):
+        # What is sent in all draws of an input, or in none.
+        fixed = (one == one[0]).all(dim=0) & (other == other[0]).all(dim=0)
+        chosen = int((fixed & (one[0] != other[0])).sum())
+        if chosen:
+            raise Broken(
+                f"guarantee() proves an epsilon of {epsilon:.4g} for a record, but which "
+                f"values are sent follows from the data without noise: {chosen} of "
+                f"{len(fixed)} values are always sent for one input and never for another."
+            )
+    return "which values are sent does not follow from the data"
 
 
 def check_audit(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:
