@@ -99,11 +99,6 @@ class _Gaussian(Mechanism):
             return super().prepared(seen, softness, base=base)
         return Prepared(partial(_normal, variance=self.variance), (seen,))
 
-    def gradient_variance(
-        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
-    ) -> Tensor | float:
-        return (self.std * (1.0 if self.of == "gradient" else 1 / step)) ** 2
-
 
 def _weighed(sent: Tensor, seen: Tensor, *, precision: float) -> tuple[Tensor, Tensor]:
     """As `_normal`, rounded as the weighed squared distance of noise-free smashed data is."""
@@ -195,11 +190,6 @@ class LaplaceNoise(Mechanism):
         if not self.random:
             return super().prepared(seen, softness, base=base)
         return Prepared(partial(_laplace, scale=self.scale, softness=softness), (seen,))
-
-    def gradient_variance(
-        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
-    ) -> Tensor | float:
-        return 2 * (self.scale * (1.0 if self.of == "gradient" else 1 / step)) ** 2
 
 
 def _laplace(sent: Tensor, seen: Tensor, *, scale: float, softness: float) -> tuple[Tensor, Tensor]:

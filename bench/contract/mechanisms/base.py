@@ -249,7 +249,7 @@ class Mechanism:
             step: Learning rate times local steps.
             decided: Whether it is known which of the `candidates` is right.
         """
-        return 0.0
+        return self.spread * (1.0 if self.of == "gradient" else 1 / step) ** 2
 
     # --- scores ---------------------------------------------------------------------------------
     def received(self, base: Tensor) -> Tensor:

@@ -137,11 +137,6 @@ class FixedPoint(Mechanism):
         step = torch.full_like(seen, self.step)
         return Prepared(partial(rounded, softness=softness), (seen, step))
 
-    def gradient_variance(
-        self, estimate: Tensor, *, base: Tensor, step: float, decided: bool = False
-    ) -> Tensor | float:
-        return self.spread * (1.0 if self.of == "gradient" else 1 / step) ** 2
-
     @property
     def spread(self) -> float:
         return self.step**2 / 6
