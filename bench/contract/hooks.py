@@ -18,7 +18,6 @@ from bench.contract.events import Event, Gaussian, Summed
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part
 from bench.contract.returns import Check
-from bench.errors import UserError
 
 Members = Mapping[str, Defense]
 Chain = Callable[[Members, str, tuple[Any, ...]], Any]
@@ -33,7 +32,7 @@ def _answers(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[An
 
 
 def owner(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
-    """The member that owns the role alone, or the protocol's default."""
+    """The member that owns the role alone, or the default, as where there is no role."""
     role = BY_NAME[hook].role
     chosen = next((m for m in members.values() if role in m.owns), Defense())
     return getattr(chosen, hook)(*arguments)
@@ -110,17 +109,6 @@ def union(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, 
     return {k: v for answer in _answers(members, hook, arguments) for k, v in answer.items()}
 
 
-def disjoint(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """All members' answers by name, which must differ."""
-    answers: dict[str, Any] = {}
-    for name, member in members.items():
-        for key, value in getattr(member, hook)(*arguments).items():
-            if key in answers:
-                raise UserError(f"defense '{name}' brings a second third party '{key}'.")
-            answers[key] = value
-    return answers
-
-
 def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """All members' answers by name, each with its member's before it."""
     return {
@@ -137,11 +125,6 @@ def client_by_client(members: Members, hook: str, arguments: tuple[Any, ...]) ->
     )
     most = max(map(len, plans), default=0)
     return [{k: v for p in plans for k, v in p[i % len(p)].items()} for i in range(most)]
-
-
-def none(members: Members, hook: str, arguments: tuple[Any, ...]) -> Any:
-    """The protocol's default: members have none together."""
-    return getattr(Defense(), hook)(*arguments)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -179,7 +162,7 @@ class Hook:
 
 
 HOOKS: tuple[Hook, ...] = (
-    Hook("third_parties", "set-up", "everybody", disjoint, returns.parties),
+    Hook("third_parties", "set-up", "everybody", union, returns.parties),
     Hook("extra_parameters", "set-up", "everybody", union, returns.state),
     Hook("variables", "set-up", "everybody", owner, returns.variables, "variables"),
     Hook("draw", "step", "client", union, returns.state),
@@ -204,7 +187,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("mechanisms_in", "known", "everybody", together, returns.all_of(Mechanism)),
     Hook("public_plans", "known", "everybody", client_by_client, returns.plans),
     Hook("guarantee", "proven", "everybody", events, returns.all_of(Event)),
-    Hook("claim", "proven", "everybody", none, returns.claim),
+    Hook("claim", "proven", "everybody", owner, returns.claim),
     Hook("constants", "proven", "everybody", prefixed, returns.constants),
 )
 """In the order of `Defense`."""
