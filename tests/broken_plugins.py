@@ -308,7 +308,7 @@ def check_text(
     """Check the plugin of a text, all of it or until a check of that name has failed."""
     path = tmp_path / "broken.py"
     path.write_text(HEAD + text)
-    for _, conformance, _ in progress(str(path), {}, fast=fast, dataset=None):
+    for _, conformance in progress(str(path), {}, fast=fast, dataset=None):
         if until in failures(conformance):
             break
     return conformance

@@ -167,27 +167,24 @@ def check_plugins(
         UserError: For bad settings, or for those of a file that defines several plugins that do not
             all have them.
     """
-    for at, conformance, _ in progress(target, settings, fast=fast, dataset=dataset):
+    for at, conformance in progress(target, settings, fast=fast, dataset=dataset):
         if not at:
             yield conformance
 
 
 def progress(
-    target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None, skip: int = 0
-) -> Iterator[tuple[str, Conformance, int]]:
-    """As `run_cases`, of all plugins of `check_plugins` but for the first `skip`, with the number
-    of those that come after each."""
+    target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None
+) -> Progress:
+    """As `run_cases`, of all plugins of `check_plugins` in turn."""
     if models.is_named(target):
         cases = model_cases(target, settings, dataset=dataset)
-        yield from ((*news, 0) for news in run_cases("model", target, settings, cases))
+        yield from run_cases("model", target, settings, cases)
         return
     if dataset is not None:
         raise UserError(f"--dataset is for models; '{target}' is a defense or an attack.")
     registry = discover((Path(target).resolve(),) if is_file(target) else ())
-    plugins = plugins_of(registry, target)
-    for number, (kind, name) in enumerate(plugins[skip:], start=skip + 1):
-        for news in _examine(registry, kind, name, settings, fast):
-            yield *news, len(plugins) - number
+    for kind, name in plugins_of(registry, target):
+        yield from _examine(registry, kind, name, settings, fast)
 
 
 def is_file(target: str) -> bool:

@@ -36,8 +36,8 @@ def check_in_process(
 ) -> Iterator[Conformance]:
     """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
 
-    Its end is a finding, where the plugin brings it about or the check of one plugin takes longer
-    than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number of
+    Its end is the last finding, where a plugin brings it about or the check of one plugin takes
+    longer than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number of
     seconds.
     """
     if not 1 <= timeout_s <= 1e6:
@@ -47,45 +47,41 @@ def check_in_process(
         file, colon, model = target, "", ""
     if file.endswith(".py") or Path(file).is_file():
         file = str(Path(file).resolve())
-    given = {"target": f"{file}{colon}{model}", "fast": fast, "dataset": dataset}
+    asked = {"target": f"{file}{colon}{model}", "fast": fast, "dataset": dataset}
     blank = Conformance(kind="plugin", name=target, settings=settings)
     context = multiprocessing.get_context("spawn")
-    skip, later = 0, 1
-    while later:
-        with tempfile.TemporaryDirectory(prefix="leakbench-check-") as folder:
-            pipe, far = context.Pipe()
-            asked = {**given, "settings": settings, "skip": skip}
-            process = context.Process(target=_serve, args=(far, Path(folder), timeout_s, asked))
-            process.start()
-            far.close()
-            try:
-                for conformance, coming in _receive(process, pipe, blank, timeout_s, Path(folder)):
-                    skip, later = skip + 1, coming
-                    yield replace(conformance, name=target) if colon else conformance
-            finally:
-                pipe.close()
-                process.kill()
-                process.join()
+    with tempfile.TemporaryDirectory(prefix="leakbench-check-") as folder:
+        pipe, far = context.Pipe()
+        given = far, Path(folder), timeout_s, {**asked, "settings": settings}
+        process = context.Process(target=_serve, args=given)
+        process.start()
+        far.close()
+        try:
+            for conformance in _receive(process, pipe, blank, timeout_s, Path(folder)):
+                yield replace(conformance, name=target) if colon else conformance
+        finally:
+            pipe.close()
+            process.kill()
+            process.join()
 
 
 def _receive(
     process: BaseProcess, pipe: Connection, blank: Conformance, timeout_s: float, folder: Path
-) -> Iterator[tuple[Conformance, int]]:
-    """The findings on each plugin, and, where the process ends before, that; with the number of
-    plugins that come after it. Raises the UserError that the process raises."""
-    at, conformance, later = "its import", blank, 0
+) -> Iterator[Conformance]:
+    """The findings on each plugin; where the process ends before it says so, that is the last.
+    Raises the UserError that the process raises."""
+    at, conformance = "its import", blank
     with suppress(EOFError, OSError):
         while pipe in wait([pipe, process.sentinel]):  # a child of its own may hold the pipe
             news = pipe.recv()
+            if news is None:
+                return
             if isinstance(news, UserError):
                 raise news
-            at, conformance, later = news
-            if at:
-                continue
-            yield conformance, later
-            if not later:
-                return
-            at, conformance = "its import", blank
+            at, conformance = news
+            if not at:
+                yield conformance
+                at, conformance = "its import", blank
     process.join()
     code = process.exitcode or 0
     end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
@@ -95,7 +91,7 @@ def _receive(
         reason = f"{at} did not end within {timeout_s:g} s{_place(stack, blank.name)}."
         change = "Let it end; --timeout gives it longer."
     last = Finding(name="ends", status="failed", reason=reason, change=change)
-    yield replace(conformance, findings=[*conformance.findings, last]), later
+    yield replace(conformance, findings=[*conformance.findings, last])
 
 
 def _place(stack: str, target: str) -> str:
@@ -127,5 +123,6 @@ def _serve(pipe: Connection, folder: Path, timeout_s: float, asked: dict[str, An
             pipe.send(news)
             if not news[0]:
                 faulthandler.dump_traceback_later(timeout_s, exit=True, file=stack)
+        pipe.send(None)
     except UserError as error:
         pipe.send(UserError(str(error)))
