@@ -118,13 +118,7 @@ def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
     set_: options.DefenseSet = None,
     draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
-    confidence: Annotated[
-        float, typer.Option("--confidence", help="That no finding is wrong.")
-    ] = 0.95,
     seed: Annotated[int, typer.Option("--seed")] = 0,
-    parameters: Annotated[
-        int, typer.Option("--parameters", help="Coordinates of the audited tensors.")
-    ] = 16,
     rounds: Annotated[
         int, typer.Option("--rounds", help="Releases of a draw: audits their composition.")
     ] = 1,
@@ -144,14 +138,7 @@ def audit(
         built = options.registry_of(plugin).defense(defense, settings)
         document = {"defense": defense, "variant": built.variant}
         try:
-            result = audit_of(
-                built,
-                draws=draws,
-                confidence=confidence,
-                seed=seed,
-                parameters=parameters,
-                rounds=rounds,
-            )
+            result = audit_of(built, draws=draws, seed=seed, rounds=rounds)
         except PluginFault as fault:
             if as_json:
                 typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
