@@ -37,8 +37,8 @@ def check_in_process(
     """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
 
     Its end is the last finding, where a plugin brings it about or the check of one plugin takes
-    longer than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number of
-    seconds.
+    longer than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number
+    of seconds.
     """
     if not 1 <= timeout_s <= 1e6:
         raise UserError(f"--timeout must be between 1 and 1e6 seconds, got {timeout_s:g}.")
