@@ -67,11 +67,7 @@ def run(
     plugins: Sequence[str | Path] = (),
     fresh: bool = False,
     progress: bool | None = None,
-    executor: str = "local",
     memory: float | None = None,
-    ray_address: str | None = None,
-    cell_cpus: float = 1.0,
-    cell_gpus: float | None = None,
     shard: tuple[int, int] = (1, 1),
     model: nn.Module | None = None,
 ) -> Results:
@@ -82,17 +78,14 @@ def run(
     {"protocol.rounds": 5}. jobs: worker processes; 0: none, run in this process. out: result
     folder, by default leakbench-runs/SUITE; a run that was stopped continues there. plugins:
     Python files with a defense or attack. progress: by default on terminals and in notebooks.
-    executor: `local`, of which jobs and memory (GB that one worker may hold) are settings, or
-    `ray`: the cluster at ray_address (None: RAY_ADDRESS), where a job takes
-    cell_cpus CPUs and cell_gpus GPUs (None: one with device="cuda"). shard: (i, n), the i-th of n
-    parts, with a folder of its own. model: takes the place of every task's model, with the
-    parameters that it has at all seeds; then this process runs the jobs itself.
+    memory: GB that one worker may hold. shard: (i, n), the i-th of n parts, with a folder of its
+    own. model: takes the place of every task's model, with the parameters that it has at all
+    seeds; then this process runs the jobs itself.
 
     Worker processes import a script's file again, so a script must call this under
     `if __name__ == "__main__":` or with jobs=0; notebooks need neither. Failed cells raise
     nothing: see `Results.failures`. Raises UserError for bad input, before any work.
     """
-    launch.check_executor(executor)
     chosen_suite = _suite(suite, overrides)
     if model is not None:
         name = models.hand(model)
@@ -100,22 +93,13 @@ def run(
         tasks = [task.model_copy(update=own) for task in chosen_suite.tasks]
         chosen_suite = chosen_suite.model_copy(update={"tasks": tasks})
         jobs = 0 if jobs is None else jobs
-    place, here = None if data_dir is None else Path(data_dir), executor == "local"
-    env = launch.environment(device, place, download, _files(plugins), here=here)
+    place = None if data_dir is None else Path(data_dir)
+    env = launch.environment(device, place, download, _files(plugins))
     plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
-    chosen = launch.executor_of(
-        plan,
-        keys,
-        executor,
-        jobs=jobs,
-        memory=memory,
-        ray_address=ray_address,
-        cell_cpus=cell_cpus,
-        cell_gpus=cell_gpus,
-    )
-    if executor == "local" and jobs != 0:
+    executor = launch.local(plan, env, workers=jobs, memory=memory)
+    if jobs != 0:
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     store.prepare()
@@ -125,7 +109,7 @@ def run(
             plan,
             store,
             keys,
-            executor=chosen,
+            executor=executor,
             fresh=fresh,
             command=_command(suite, plan.suite.name, only, overrides, shard),
             on_progress=on_progress,

@@ -425,7 +425,7 @@ FIRST = {
     "score": ["EMPTY", "x", "NOWHERE"],
 }
 """What a command is given before the fuzzed arguments, so that these are reached."""
-LEFT_OUT = {"--help", "--download", "--executor", "--device"}
+LEFT_OUT = {"--help", "--download", "--device"}
 
 
 def commands() -> dict[str, list[tuple[str, bool]]]:

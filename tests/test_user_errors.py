@@ -45,7 +45,6 @@ def here(tmp_path: Path) -> Path:
 
 
 SET = "run HERE/tiny.toml --jobs 0 --out HERE/out --set"
-RAY = "run quick --executor ray --device cpu"
 BAD = [
     ("run quik", "Did you mean 'quick'"),
     ("run HERE/broken.toml", "is no valid TOML"),
@@ -79,10 +78,6 @@ BAD = [
     ("run quick --shard 0/3", "shard 0/3 does not exist"),
     ("plan quick --shard 90/99", "shard 90/99 is empty: the plan has 14 trainings"),
     ("run quick --memory 0", "memory must lie in [0.1, 1000000] GB for one worker"),
-    ("run quick --executor slurm", "executor must be local or ray, got 'slurm'"),
-    ("run quick --executor ray", "device auto: say cpu or cuda"),
-    (f"{RAY} --jobs 2", "jobs and memory are for the local executor"),
-    (f"{RAY} --cell-gpus 0.5", "cell_gpus 0.5 does not go with device cpu"),
     ("list defences", "Did you mean 'defenses'"),
     ("ledger spm", "needs the setting(s) epsilon"),
     ("ledger spm --set epsilon=-1", "epsilon must lie in (0, 700]"),

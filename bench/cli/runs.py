@@ -174,10 +174,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-_LOCAL = (
-    *("--out", "--data-dir", "--jobs", "--memory"),
-    *("--ray-address", "--cell-cpus", "--cell-gpus"),
-)
+_LOCAL = ("--out", "--data-dir", "--jobs", "--memory")
 """Options that name this machine's folders or move no number."""
 
 
@@ -186,29 +183,12 @@ def run(
     only: options.Only = None,
     set_: options.Set = None,
     device: options.Device = "auto",
-    executor: Annotated[
-        str, typer.Option("--executor", help="local: worker processes here. ray: a Ray cluster.")
-    ] = "local",
     jobs: options.Jobs = None,
     memory: Annotated[
         float | None,
         typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
     ] = None,
     shard: options.Shard = "1/1",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            help="A running cluster's address, or auto; default: RAY_ADDRESS.",
-        ),
-    ] = None,
-    cell_cpus: Annotated[
-        float, typer.Option("--cell-cpus", help="With ray: CPUs that one job takes.")
-    ] = 1.0,
-    cell_gpus: Annotated[
-        float | None,
-        typer.Option("--cell-gpus", help="With ray: GPUs per job; 0.25: four share one."),
-    ] = None,
     out: options.Out = None,
     data_dir: options.DataDir = None,
     download: options.Download = False,
@@ -221,30 +201,18 @@ def run(
     with options.plain_errors():
         from bench.harness import launch
 
-        launch.check_executor(executor)
         options.check_loss(loss)
-        if executor == "local" and jobs != 0:
+        if jobs != 0:
             from bench.harness.executors.local import start_server
 
             start_server()
-        env = options.choose_environment(
-            device, data_dir, download, plugin, here=executor == "local"
-        )
+        env = options.choose_environment(device, data_dir, download, plugin)
         part = options.shard_of(shard)
         plan, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
-        chosen = launch.executor_of(
-            plan,
-            keys,
-            executor,
-            jobs=jobs,
-            memory=memory,
-            ray_address=ray_address,
-            cell_cpus=cell_cpus,
-            cell_gpus=cell_gpus,
-        )
-        report = carry_out(plan, keys, store, chosen, fresh=fresh, details=details, loss=loss)
+        executor = launch.local(plan, env, workers=jobs, memory=memory)
+        report = carry_out(plan, keys, store, executor, fresh=fresh, details=details, loss=loss)
     if report.failures:
         raise typer.Exit(1)
 
@@ -298,7 +266,7 @@ def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Re
 
     store = launch.store_of(plan, folder)
     store.prepare()
-    executor = launch.executor_of(plan, keys, "local", jobs=jobs)
+    executor = launch.local(plan, keys.env, workers=jobs)
     return carry_out(plan, keys, store, executor, show=False)
 
 

@@ -7,7 +7,7 @@ truth, which `bench.harness.scoring` does in another process.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,9 +23,8 @@ from bench.harness.environment import not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
 from bench.metrics.answers import answer_of, checked, tensors_of
-from bench.protocols.export import PUBLIC, TRUTH, load_seen, save_tensors
+from bench.protocols.export import PUBLIC, load_seen, save_tensors
 from bench.records import (
-    RECONSTRUCTION,
     AttackJob,
     AttackOutcome,
     AttackRecord,
@@ -67,19 +66,6 @@ class Attacking(Work):
     observed: Path
     earlier: tuple[tuple[str, AttackRecord, Path], ...] = ()
     followed: bool = False
-
-    needs_data = False
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return self.observed, *(folder for _, _, folder in self.earlier)
-
-    def reads(self, name: str) -> bool:
-        return not name.endswith(TRUTH) and name != RECONSTRUCTION
-
-    def with_folders(self, places: Mapping[Path, Path]) -> Attacking:
-        earlier = tuple((label, record, places[p]) for label, record, p in self.earlier)
-        return replace(self, observed=places[self.observed], earlier=earlier)
 
     @whole_float32()
     def __call__(self) -> AttackOutcome:

@@ -14,7 +14,6 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import runner
 from bench.harness.environment import Environment, registry_for
-from bench.harness.executors.cluster import Cluster
 from bench.harness.executors.local import Workers
 from bench.harness.executors.memory import share_of
 from bench.harness.executors.task import Executor, run_here
@@ -43,7 +42,7 @@ def environment(
         data_dir: Where data sets lie; by default the environment variable LEAKBENCH_DATA.
         download: Whether missing ones are fetched.
         plugins: Files of defenses and attacks.
-        here: Whether on this machine; a cluster's nodes may have a device that it lacks.
+        here: Whether on this machine; another one may have a device that it lacks.
 
     Raises:
         UserError: For a device or a data folder that this machine does not have.
@@ -52,8 +51,6 @@ def environment(
 
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"device must be auto, cpu or cuda, got '{device}'.")
-    if device == "auto" and not here:
-        raise UserError("device auto: say cpu or cuda, which is what the cluster's nodes have.")
     if device == "cuda" and here and not torch.cuda.is_available():
         raise UserError("device cuda: this machine has no CUDA device that torch can use.")
     if device == "auto":
@@ -90,21 +87,6 @@ def store_of(plan: Plan, out: Path | None, shard: tuple[int, int] = (1, 1)) -> S
     return Store(out or Path("leakbench-runs") / f"{plan.suite.name}{part}")
 
 
-def _check_models(plan: Plan, executor: str, jobs: int | None) -> None:
-    """Raise UserError for a model that the jobs' processes would not have."""
-    for model in dict.fromkeys(task.model for task in plan.suite.tasks):
-        if models.is_handed(model) and (executor != "local" or jobs != 0):
-            raise UserError(
-                f"model {model} is held by this process alone, which must run the jobs itself: "
-                "give jobs=0, or write the model into a file and name it FILE.py:Net."
-            )
-        if models.file_of(model) is not None and executor == "ray":
-            raise UserError(
-                f"model {model} is a file of this machine; on a cluster, install a package with an "
-                "entry point leakbench.models on its nodes."
-            )
-
-
 def default_workers(device: str) -> int:
     """One worker per GPU; on a CPU one single-threaded worker per core, up to four, since each
     takes about 0.9 GB."""
@@ -123,96 +105,28 @@ def _gpus() -> tuple[str, ...]:
     return tuple(str(i) for i in range(torch.cuda.device_count()))
 
 
-EXECUTORS = ("local", "ray")
-
-
-def executor_of(
-    plan: Plan,
-    keys: Keys,
-    name: str,
-    *,
-    jobs: int | None = None,
-    memory: float | None = None,
-    ray_address: str | None = None,
-    cell_cpus: float = 1.0,
-    cell_gpus: float | None = None,
+def local(
+    plan: Plan, env: Environment, *, workers: int | None = None, memory: float | None = None
 ) -> Executor:
-    """Return what carries out the jobs.
-
-    Args:
-        plan: What is run.
-        keys: Of its jobs.
-        name: local or ray.
-        jobs: Of local: worker processes, None for the machine's default.
-        memory: Of local: GB that one worker may hold.
-        ray_address: Of ray, as the next two: the cluster's; None for RAY_ADDRESS.
-        cell_cpus: CPUs of each job.
-        cell_gpus: GPUs of each job; None for one where the device is cuda, else none.
-
-    Raises:
-        UserError: For settings that are out of range, or of the other executor.
-    """
-    check_executor(name)
-    _check_models(plan, name, jobs)
-    device = keys.env.device
-    if name == "local":
-        if ray_address is not None or cell_cpus != 1 or cell_gpus is not None:
-            raise UserError(
-                "ray_address, cell_cpus and cell_gpus are for the executor ray: the local one has "
-                "jobs and memory."
-            )
-        workers = default_workers(device) if jobs is None else jobs
-        return local(plan, keys.env, workers=workers, memory=memory)
-    if jobs is not None or memory is not None:
-        raise UserError(
-            "jobs and memory are for the local executor: a cluster has as many "
-            "workers as its CPUs and GPUs allow."
-        )
-    gpus = float(device == "cuda") if cell_gpus is None else cell_gpus
-    if not 0 < cell_cpus <= _MOST_WORKERS:
-        raise UserError(f"cell_cpus must lie in (0, {_MOST_WORKERS}], got {cell_cpus:g}.")
-    if not (0 <= gpus <= 1):
-        raise UserError(f"cell_gpus must be in [0, 1], as a job uses one GPU, got {gpus:g}.")
-    if (gpus > 0) != (device == "cuda"):
-        raise UserError(
-            f"cell_gpus {gpus:g} does not go with device {device}: it must be > 0 with "
-            "cuda and 0 with cpu."
-        )
-    address = ray_address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        raise UserError(
-            "executor ray needs ray_address, or RAY_ADDRESS: the address of a running Ray cluster, "
-            "auto for the one that this machine belongs to."
-        )
-    return Cluster(
-        address=address,
-        cpus=cell_cpus,
-        gpus=gpus,
-        timeout_s=plan.suite.timeout_s,
-        env=keys.env,
-        code=keys.code.of_plan(plan),
-    )
-
-
-def check_executor(name: str) -> None:
-    """Raise UserError for a name outside EXECUTORS."""
-    if name not in EXECUTORS:
-        raise UserError(f"executor must be {' or '.join(EXECUTORS)}, got '{name}'.")
-
-
-def local(plan: Plan, env: Environment, *, workers: int, memory: float | None = None) -> Executor:
-    """Runs jobs on this machine.
+    """Return what carries out the jobs on this machine.
 
     Args:
         plan: What is run.
         env: Where jobs run.
-        workers: Worker processes; 0 for none: here, where of all limits that of time alone
-            holds, and for code that comes back to Python.
+        workers: Worker processes, None for the machine's default; 0 for none: here, where of all
+            limits that of time alone holds, and for code that comes back to Python.
         memory: GB that one worker may hold; None for its share of the machine's.
 
     Raises:
-        UserError: For numbers out of range.
+        UserError: For numbers out of range, and a model that workers would not have.
     """
+    workers = default_workers(env.device) if workers is None else workers
+    for model in dict.fromkeys(task.model for task in plan.suite.tasks):
+        if models.is_handed(model) and workers != 0:
+            raise UserError(
+                f"model {model} is held by this process alone, which must run the jobs itself: "
+                "give jobs=0, or write the model into a file and name it FILE.py:Net."
+            )
     if not 0 <= workers <= _MOST_WORKERS:
         raise UserError(f"jobs must lie in [0, {_MOST_WORKERS}] worker processes, got {workers}.")
     if memory is not None and not _LEAST_MEMORY <= memory <= _MOST_MEMORY:

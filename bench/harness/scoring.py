@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench.data.dataset import Dataset
-from bench.harness.attack import ANSWER, Answer
+from bench.harness.attack import Answer
 from bench.harness.environment import dealing_of
 from bench.harness.work import Work
 from bench.metrics.floors import floors
@@ -43,16 +43,6 @@ class Scoring(Work):
     @property
     def needed(self) -> frozenset[tuple[PluginKind, str]]:
         return frozenset()
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return self.observed, self.answers
-
-    def reads(self, name: str) -> bool:
-        return name.endswith(TRUTH) or name.startswith(ANSWER)
-
-    def with_folders(self, places: Mapping[Path, Path]) -> Scoring:
-        return replace(self, observed=places[self.observed], answers=places[self.answers])
 
     def __call__(self) -> AttackRecord:
         """Return the record with scores and baselines."""

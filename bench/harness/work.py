@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
 
 from bench.data.dataset import Dataset
 from bench.harness.environment import Environment, dataset_of, needed_by, registry_for
@@ -22,16 +20,11 @@ class Work:
         job: The training or the attack.
         env: Where it runs.
         artifacts: Folder for its files.
-        dataset: As `dataset_of` gives it, or None to load it where it runs.
     """
 
     job: TrainJob | AttackJob
     env: Environment
     artifacts: Path
-    dataset: Dataset | None = None
-
-    needs_data: ClassVar[bool] = True
-    """Whether it reads the data set, private samples and all."""
 
     @property
     def training(self) -> TrainJob:
@@ -43,19 +36,6 @@ class Work:
         """Kind and name of the plugins that it runs."""
         return needed_by(self.job)
 
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The artifact folders that it reads."""
-        return ()
-
-    def reads(self, name: str) -> bool:
-        """Return whether it reads the files of that name in its folders."""
-        return True
-
-    def with_folders(self, places: Mapping[Path, Path]) -> Self:
-        """The same job that reads other folders in place of its own."""
-        return self
-
     def __call__(self) -> TrainOutcome | AttackOutcome:
         raise NotImplementedError
 
@@ -65,7 +45,7 @@ class Work:
 
     def data(self) -> Dataset:
         """Its data set."""
-        return dataset_of(self.training, self.env) if self.dataset is None else self.dataset
+        return dataset_of(self.training, self.env)
 
     def prepare(self) -> None:
         """Import the plugins, which is no part of its time."""
