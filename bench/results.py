@@ -67,7 +67,6 @@ def run(
     plugins: Sequence[str | Path] = (),
     fresh: bool = False,
     progress: bool | None = None,
-    memory: float | None = None,
     shard: tuple[int, int] = (1, 1),
     model: nn.Module | None = None,
 ) -> Results:
@@ -78,7 +77,7 @@ def run(
     {"protocol.rounds": 5}. jobs: worker processes; 0: none, run in this process. out: result
     folder, by default leakbench-runs/SUITE; a run that was stopped continues there. plugins:
     Python files with a defense or attack. progress: by default on terminals and in notebooks.
-    memory: GB that one worker may hold. shard: (i, n), the i-th of n parts, with a folder of its
+    shard: (i, n), the i-th of n parts, with a folder of its
     own. model: takes the place of every task's model, with the parameters that it has at all
     seeds; then this process runs the jobs itself.
 
@@ -98,7 +97,7 @@ def run(
     plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
-    executor = launch.local(plan, env, workers=jobs, memory=memory)
+    executor = launch.local(plan, env, workers=jobs)
     if jobs != 0:
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.errors import UserError
 from bench.harness import launch, runner
+from bench.harness.executors.local import Workers
 from bench.harness.executors.task import Executor, Outcomes, Task, guard
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
@@ -69,10 +70,9 @@ class Segfaults(Attack):
 '''
 
 
-def made(plan: Plan, keys: runner.Keys, place: Store, **settings: Any) -> runner.Report:
+def made(plan: Plan, keys: runner.Keys, place: Store, workers: int = 0) -> runner.Report:
     """By local workers, or in this process without a word of them."""
-    executor = launch.local(plan, keys.env, **(settings or {"workers": 0}))
-    return runs.made(plan, keys, place, executor)
+    return runs.made(plan, keys, place, launch.local(plan, keys.env, workers=workers))
 
 
 @pytest.fixture
@@ -94,7 +94,8 @@ def test_a_leaking_and_a_crashing_plugin_end_alone(
     suite = tiny(append="".join(f'\n[[attacks]]\nname = "{n}"\n' for n in names))
     plan, keys = planned(suite, leaky, defense="none", attack=[*names, "ilrg"])
     place = Store(tmp_path / "out")
-    report = made(plan, keys, place, workers=1, memory=2.2)
+    workers = Workers(count=1, timeout_s=plan.suite.timeout_s, memory=int(2.2e9))
+    report = runs.made(plan, keys, place, workers)
     reasons = {label.split()[-3]: reason for label, reason in report.failures}
     assert reasons == {
         "leaks": "failed: over the memory limit of 2.2 GB for one worker",

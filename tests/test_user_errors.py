@@ -77,7 +77,6 @@ BAD = [
     ("run quick --shard 3", "--shard takes i/n, as 1/8, got '3'"),
     ("run quick --shard 0/3", "shard 0/3 does not exist"),
     ("plan quick --shard 90/99", "shard 90/99 is empty: the plan has 14 trainings"),
-    ("run quick --memory 0", "memory must lie in [0.1, 1000000] GB for one worker"),
     ("list defences", "Did you mean 'defenses'"),
     ("ledger spm", "needs the setting(s) epsilon"),
     ("ledger spm --set epsilon=-1", "epsilon must lie in (0, 700]"),

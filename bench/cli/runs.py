@@ -174,7 +174,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-_LOCAL = ("--out", "--data-dir", "--jobs", "--memory")
+_LOCAL = ("--out", "--data-dir", "--jobs")
 """Options that name this machine's folders or move no number."""
 
 
@@ -184,10 +184,6 @@ def run(
     set_: options.Set = None,
     device: options.Device = "auto",
     jobs: options.Jobs = None,
-    memory: Annotated[
-        float | None,
-        typer.Option("--memory", help="GB that one worker may hold; default its share of 90 %."),
-    ] = None,
     shard: options.Shard = "1/1",
     out: options.Out = None,
     data_dir: options.DataDir = None,
@@ -211,7 +207,7 @@ def run(
         plan, keys = options.planned(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
-        executor = launch.local(plan, env, workers=jobs, memory=memory)
+        executor = launch.local(plan, env, workers=jobs)
         report = carry_out(plan, keys, store, executor, fresh=fresh, details=details, loss=loss)
     if report.failures:
         raise typer.Exit(1)

@@ -15,7 +15,6 @@ from bench.errors import UserError
 from bench.harness import runner
 from bench.harness.environment import Environment, registry_for
 from bench.harness.executors.local import Workers
-from bench.harness.executors.memory import share_of
 from bench.harness.executors.task import Executor, run_here
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan, expand
@@ -23,8 +22,6 @@ from bench.harness.store import Store
 
 _LINUX = sys.platform == "linux"
 _MOST_WORKERS = 1024
-_LEAST_MEMORY, _MOST_MEMORY = 0.1, 1_000_000
-"""GB of a worker."""
 
 
 def environment(
@@ -105,9 +102,7 @@ def _gpus() -> tuple[str, ...]:
     return tuple(str(i) for i in range(torch.cuda.device_count()))
 
 
-def local(
-    plan: Plan, env: Environment, *, workers: int | None = None, memory: float | None = None
-) -> Executor:
+def local(plan: Plan, env: Environment, *, workers: int | None = None) -> Executor:
     """Return what carries out the jobs on this machine.
 
     Args:
@@ -115,10 +110,9 @@ def local(
         env: Where jobs run.
         workers: Worker processes, None for the machine's default; 0 for none: here, where of all
             limits that of time alone holds, and for code that comes back to Python.
-        memory: GB that one worker may hold; None for its share of the machine's.
 
     Raises:
-        UserError: For numbers out of range, and a model that workers would not have.
+        UserError: For a number out of range, and a model that workers would not have.
     """
     workers = default_workers(env.device) if workers is None else workers
     for model in dict.fromkeys(task.model for task in plan.suite.tasks):
@@ -129,21 +123,10 @@ def local(
             )
     if not 0 <= workers <= _MOST_WORKERS:
         raise UserError(f"jobs must lie in [0, {_MOST_WORKERS}] worker processes, got {workers}.")
-    if memory is not None and not _LEAST_MEMORY <= memory <= _MOST_MEMORY:
-        raise UserError(
-            f"memory must lie in [{_LEAST_MEMORY}, {_MOST_MEMORY}] GB for one worker, got "
-            f"{memory:g}."
-        )
-    if memory is not None and workers == 0:
-        raise UserError(
-            f"memory {memory:g} is of a worker process, but with jobs 0 there is none: leave it "
-            "out."
-        )
     if workers == 0:
         return partial(run_here, timeout_s=plan.suite.timeout_s)
     return Workers(
         count=workers,
         timeout_s=plan.suite.timeout_s,
-        memory=share_of(workers) if memory is None else int(memory * 1e9),
         gpus=_gpus() if env.device == "cuda" else (),
     )

@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.integrity import OwnFunctions
-from bench.harness.executors.memory import keep_to_share, resident
+from bench.harness.executors.memory import keep_to_share, resident, share_of
 from bench.harness.executors.task import (
     SCORES,
     Ended,
@@ -50,7 +50,7 @@ class Workers:
     Attributes:
         count: Processes.
         timeout_s: Limit of one job, from when its worker is ready for it.
-        memory: Bytes that one worker may hold, None for no limit.
+        memory: Bytes that one worker may hold, None for its share of the machine's.
         gpus: Names of the GPUs as CUDA_VISIBLE_DEVICES has them, which the workers take in turn;
             empty on a CPU.
     """
@@ -127,6 +127,7 @@ class _Worker:
 
     def __init__(self, settings: Workers, number: int, *, scores: bool = False) -> None:
         self.settings, self.number, self.scores = settings, number, scores
+        self.memory = settings.memory or share_of(settings.count)
         self.task: Task | None = None
         self.at = ("", "")
         self.began, self.ready = 0.0, False
@@ -143,8 +144,7 @@ class _Worker:
         far.close()
 
     def give(self, task: Task) -> None:
-        limit = self.settings.memory
-        full = limit is not None and resident(self.process.pid or 0) > limit // 2
+        full = resident(self.process.pid or 0) > self.memory // 2
         if full or self.at[0] not in ("", task.room):
             # What earlier jobs leaked must not fail this one, nor what they changed reach it.
             self._renew()
@@ -179,9 +179,8 @@ class _Worker:
         if not self.ready and elapsed > READY_S:
             reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
             return self._replaced(lost(reason))
-        memory = resident(self.process.pid or 0) if settings.memory is not None else 0
-        if settings.memory is not None and memory > settings.memory:
-            reason = f"over the memory limit of {settings.memory / 1e9:.3g} GB for one worker"
+        if resident(self.process.pid or 0) > self.memory:
+            reason = f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker"
             return self._replaced(lost(reason))
         return None
 
