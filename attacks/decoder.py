@@ -17,7 +17,9 @@ from bench.toolkit.settings import check_number
 COMPONENTS = 128
 """Principal components of flat features that the network sees."""
 STEPS_PER_EVALUATION = 2
-"""Optimiser steps per gradient evaluation of the budget: a step is on 32 small images."""
+"""Optimiser steps per gradient evaluation of the budget."""
+BATCH, CHANNELS, RATE = 32, 32, 3e-3
+"""Pairs of a step; width of the network; AdamW's highest learning rate."""
 
 
 class Corrector(nn.Module):
@@ -116,44 +118,23 @@ class Decoder(Attack):
 
     Args:
         steps: Of the optimiser; 0: twice the budget.
-        batch: Pairs per step.
-        channels: Width of the network.
-        lr: Highest learning rate.
         rows: Pairs per regression, as of `ridge`.
-        max_features: As of `ridge`.
     """
 
     recovers = frozenset({"images", "labels"})
     reads = "all"
     source = "He, Zhang, Lee 2019 (inverse network), trained through the defense"
 
-    def __init__(
-        self,
-        *,
-        steps: int = 0,
-        batch: int = 32,
-        channels: int = 32,
-        lr: float = 3e-3,
-        rows: int = 800,
-        max_features: int = 4096,
-    ) -> None:
-        for name, value, least in (
-            ("steps", steps, 0),
-            ("batch", batch, 1),
-            ("channels", channels, 2),
-            ("rows", rows, 1),
-            ("max_features", max_features, 16),
-        ):
-            check_number(name, value, least=least)
-        check_number("lr", lr, "AdamW's highest learning rate", above=0)
-        self.steps, self.batch, self.channels, self.lr = steps, batch, channels, lr
-        self.rows, self.max_features = rows, max_features
+    def __init__(self, *, steps: int = 0, rows: int = 800) -> None:
+        check_number("steps", steps, least=0)
+        check_number("rows", rows, "training pairs per regression", least=1)
+        self.steps, self.rows = steps, rows
 
     def applies(self, seen: Seen) -> str | None:
         return no_sample_channel(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        inverter = inverter_of(seen, ctx, rows=self.rows, max_features=self.max_features)
+        inverter = inverter_of(seen, ctx, rows=self.rows)
         data = Data(inverter, inverter.channel, ctx)
         steps = self.steps or STEPS_PER_EVALUATION * ctx.budget
         images, loss, before = self.train(data, ctx, steps)
@@ -165,10 +146,10 @@ class Decoder(Attack):
         """(victims' images, held-out loss, held-out loss of the base)."""
         with torch.device("meta"):
             module = Corrector(
-                tuple(ctx.network.shape), data.feature_shape, self.channels, level=data.level
+                tuple(ctx.network.shape), data.feature_shape, CHANNELS, level=data.level
             )
         params = initial(module, ctx.rng, ctx.device)
-        optimiser = torch.optim.AdamW(params.values(), lr=self.lr, weight_decay=1e-3)
+        optimiser = torch.optim.AdamW(params.values(), lr=RATE, weight_decay=1e-3)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
         def held_out() -> float:
@@ -180,9 +161,7 @@ class Decoder(Attack):
         kept = {n: p.detach().clone() for n, p in params.items()}
         often = max(1, steps // 20)
         # All batches are drawn first: a copy to a GPU in every step would make the host wait.
-        picks = [
-            torch.randint(len(data.train), (self.batch,), generator=ctx.rng) for _ in range(steps)
-        ]
+        picks = [torch.randint(len(data.train), (BATCH,), generator=ctx.rng) for _ in range(steps)]
         picked = data.train[torch.stack(picks).to(data.train.device)]
         for step in range(1, steps + 1):
             rows = picked[step - 1]

@@ -20,7 +20,7 @@ from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import Problems, Start, Wave, solve
 from attacks.engine.terms import roughness, total_variation
 from bench.api import Attack, Context, Reconstruction, Seen
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import check_number
 
 Preset = Literal["strong", "paper"]
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -57,9 +57,8 @@ class InvertingGradients(Attack):
         total_variation: Weight of the mean absolute difference between neighbouring pixels. By
             default 1e-4 in the paper's objective; in the strong one 0.02 by that mean of public
             images, fading below a distance of 0.03 and 0.003 in turn.
-        start: Of the first start (public, gray, uniform, normal; by default public of the strong,
+        start: Of the first start (public, gray, normal; by default public of the strong,
             normal of the paper's objective); further ones are the next public or random.
-        signed: Whether steps follow the sign of the objective's gradient.
     """
 
     recovers = frozenset({"images", "labels", "counts"})
@@ -74,20 +73,17 @@ class InvertingGradients(Attack):
         lr: float | None = None,
         total_variation: float | None = None,
         start: Start | None = None,
-        signed: bool = True,
     ) -> None:
-        check_choice("preset", preset, Preset)
         given = {"restarts": restarts, "lr": lr, "total_variation": total_variation, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.preset = preset
         self.decay: Decay = "steps" if preset == "paper" else "cosine"
         self.restarts, self.lr, self.start = chosen["restarts"], chosen["lr"], chosen["start"]
-        self.total_variation, self.signed = chosen["total_variation"], signed
+        self.total_variation = chosen["total_variation"]
         check_number("restarts", self.restarts, least=0)
         check_number("lr", self.lr, "pixel range per step", above=0)
         if self.total_variation is not None:
             check_number("total_variation", self.total_variation, least=0)
-        check_choice("start", self.start, Start)
 
     def applies(self, seen: Seen) -> str | None:
         release = parse_view(seen)[-1]
@@ -109,7 +105,6 @@ class InvertingGradients(Attack):
             steps=ctx.budget,
             lr=self.lr,
             decay=self.decay,
-            signed=self.signed,
         )
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1 + self.restarts, start=self.start)
         solution = solve(
@@ -157,7 +152,6 @@ class SignedAdam:
         steps: Of every problem.
         lr: First step length.
         decay: How it falls.
-        signed: See `InvertingGradients`.
     """
 
     matcher: Matcher
@@ -165,7 +159,6 @@ class SignedAdam:
     steps: int
     lr: float
     decay: Decay
-    signed: bool
 
     def __call__(self, problems: Problems) -> Minimum:
         encoding = self.matcher.encoding
@@ -180,7 +173,7 @@ class SignedAdam:
             steps=self.steps,
             lr=self.lr,
             decay=self.decay,
-            signed=self.signed,
+            signed=True,
             low=0.0 if encoding.image else -torch.inf,
             high=1.0 if encoding.image else torch.inf,
         )

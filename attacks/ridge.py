@@ -21,22 +21,20 @@ class Ridge(Attack):
     Args:
         rows: Pairs per regression, public images times plays (mirrored images, or draws of the
             defense's randomness).
-        max_features: Wider messages are sketched.
     """
 
     recovers = frozenset({"images", "labels"})
     reads = "all"
     source = "ridge regression, leakbench's closed-form inverter"
 
-    def __init__(self, *, rows: int = 800, max_features: int = 4096) -> None:
+    def __init__(self, *, rows: int = 800) -> None:
         check_number("rows", rows, "training pairs per regression", least=1)
-        check_number("max_features", max_features, least=16)
-        self.rows, self.max_features = rows, max_features
+        self.rows = rows
 
     def applies(self, seen: Seen) -> str | None:
         return no_sample_channel(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        inverter = inverter_of(seen, ctx, rows=self.rows, max_features=self.max_features)
+        inverter = inverter_of(seen, ctx, rows=self.rows)
         images, loss = inverter.predict()
         return reconstruction(images, loss, inverter)

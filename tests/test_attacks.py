@@ -168,14 +168,6 @@ def test_there_may_be_more_starts_than_public_candidates(digits: Dataset) -> Non
     assert answer.evaluations == 40 + 40 * 2  # the candidates, then the steps
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_both_precisions_leak(digits: Dataset, dtype: str) -> None:
-    network = network_for(digits)
-    seen, truth = seen_under(digits, network, Defense(), clients=2)
-    attack = DLG(precision=dtype)  # type: ignore[arg-type]
-    assert mean(scored(attack, digits, seen, truth, network, budget=100)["ssim"]) > 0.99
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_the_loss_scale_of_the_network_does_not_matter(digits: Dataset, scale: float) -> None:
     """A learning rate in the upload's unit: gradients a million times smaller or larger."""
@@ -373,26 +365,8 @@ def test_non_finite_uploads_are_refused_by_name(digits: Dataset) -> None:
     ("settings", "message"),
     [
         ({"restarts": -1}, "restarts must be >= 0"),
-        ({"history": 0}, "history must be >= 1"),
-        ({"tolerance": 2.0}, r"tolerance must lie in \(0, 1\)"),
-        ({"start": "black"}, "start must be public, gray, uniform or normal, got 'black'"),
-        ({"precision": "half"}, "precision must be auto, float32 or float64"),
-        ({"preset": "best"}, "preset must be strong or paper"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DLG(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"preset": "best"}, "preset must be strong or paper"),
-        ({"restarts": -1}, "restarts must be >= 0"),
         ({"lr": 0.0}, "lr must be > 0"),
         ({"total_variation": -1.0}, "total_variation must be >= 0"),
-        ({"start": "black"}, "start must be public, gray"),
     ],
 )
 def test_bad_settings_of_inverting_gradients_are_refused(

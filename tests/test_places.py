@@ -233,7 +233,7 @@ def test_a_hundred_public_images_open_tokens(photos: Dataset) -> None:
     all tokens to all pixels (1024 to 768) they are not."""
     case = few(smashed(photos, "vit_small", "embed"), 40)
     assert run(Ridge(rows=400), photos, case) > 0.999
-    inverter = Inverter(Channel(parse_view(case[0]), case[2], max_features=4096), case[2], rows=800)
+    inverter = Inverter(Channel(parse_view(case[0]), case[2]), case[2], rows=800)
     assert inverter.pieces[0].loss < 1e-3
 
 
@@ -252,7 +252,7 @@ def test_ridge_by_places_beats_the_flat_one(photos: Dataset, cut: str) -> None:
 def test_the_loss_that_ridge_expects_is_the_one_it_has(digits: Dataset, std: float) -> None:
     """With single images left out, the regression on top would expect 0.72 here and get 0.92."""
     seen, truth, ctx = smashed(digits, "lenet", "block2", std=std, clients=20)
-    inverter = Inverter(Channel(parse_view(seen), ctx, max_features=4096), ctx, rows=360)
+    inverter = Inverter(Channel(parse_view(seen), ctx), ctx, rows=360)
     images, expected = inverter.predict()
     true = distance(images, truth.x.flatten(0, 1), variance=inverter.variance).mean()
     assert float(true) < 1.15 * float(expected.mean())
@@ -263,7 +263,7 @@ def test_the_loss_that_ridge_expects_is_the_one_it_has(digits: Dataset, std: flo
 
 def test_a_patch_is_present_or_absent_by_one_number(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=8)
-    channel = Channel(parse_view(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx)
     grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == (32, 16)
     assert grid.present is not None
@@ -283,7 +283,7 @@ class SendsHalf(Defense):
 
 def test_cells_sent_in_part_show_which_numbers(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, SendsHalf(), aux=20, model="lenet", cut="block1")
-    channel = Channel(parse_view(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx)
     grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == channel.blocks["smashed"].shape
     assert grid.present is not None
@@ -296,7 +296,7 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
 ) -> None:
     """Each trains weights of its own, however little smashed data it sends."""
     seen, _, ctx = mixed(digits, Defense(), aux=70, model="mlp3", cut="hidden1")
-    together = Channel(parse_view(seen), ctx, max_features=4096).pairs(group=1).blocks["smashed"]
+    together = Channel(parse_view(seen), ctx).pairs(group=1).blocks["smashed"]
     (update,) = seen.of(seen.clients[0], str(seen.upload_kind()))
     held = sum(p.values.numel() for p in update.parts.values())
     assert 5 * together.shape[1] < held < sum(v.numel() for v in seen.before.values())
@@ -307,7 +307,7 @@ def test_a_shadow_call_has_no_more_clients_than_their_weights_fit(
         return ctx.shadow(x, y, release=release)
 
     monkeypatch.setattr(channels, "SHADOW_WEIGHTS", 30 * held)
-    channel = Channel(parse_view(seen), replace(ctx, shadow=counted), max_features=4096)
+    channel = Channel(parse_view(seen), replace(ctx, shadow=counted))
     sizes.clear()
     apart = channel.pairs(group=1).blocks["smashed"]
     assert sizes == [30, 30, 10]
@@ -330,9 +330,9 @@ def test_absent_patches_are_filled_in_from_those_around(
 
 def test_the_decoder_sees_tokens_and_presence_as_a_map(digits: Dataset) -> None:
     seen, _, ctx = mixed(digits, CutMix(patches=16, group=2), aux=10)
-    channel = Channel(parse_view(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx)
     data = Data(Inverter(channel, ctx, rows=20), channel, ctx)
     assert data.feature_shape == (65, 4, 4)
     seen, _, ctx = few(smashed(digits, "mlp3", "hidden1"), 10)
-    channel = Channel(parse_view(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx)
     assert len(Data(Inverter(channel, ctx, rows=20), channel, ctx).feature_shape) == 1

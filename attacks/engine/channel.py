@@ -25,6 +25,8 @@ from bench.api import Context, Seen
 Blocks = Mapping[str, Tensor]
 """Named groups of features, each [M, F_b] float32, one row per private sample."""
 
+FEATURES = 4096
+"""Wider observations are reduced block by block with a seeded count sketch."""
 SMALL_BLOCK = 256
 """A block up to this width is never sketched."""
 SHADOW_COORDINATES = 4_000_000
@@ -87,7 +89,6 @@ class Channel:
     Args:
         releases: From one state (see `by_state`).
         ctx: The attack's.
-        max_features: Wider observations are reduced block by block with a seeded count sketch.
 
     Attributes:
         blocks: The victims', V * K rows, victim by victim.
@@ -98,13 +99,13 @@ class Channel:
         NonFiniteError: If a value that was seen is not finite, naming the client.
     """
 
-    def __init__(self, releases: list[Release], ctx: Context, *, max_features: int) -> None:
+    def __init__(self, releases: list[Release], ctx: Context) -> None:
         self.releases = with_private_parts(releases, ctx)
         release, kept = releases[-1], self.releases[-1]
         self.per_sample = SMASHED in release.by_sample
         # Plays begin where the victims did; smashed data is translated to the broadcast instead.
         self.played = (release if self.per_sample else kept).playable
-        self.ctx, self.max_features = ctx, max_features
+        self.ctx = ctx
         self.head = ctx.network.head
         self.seed = int(torch.randint(2**31, (1,), generator=ctx.rng))
         self.maps: dict[str, tuple[Tensor, Tensor, int]] = {}
@@ -244,7 +245,7 @@ class Channel:
         blocks: dict[str, Tensor] = {}
         for name, value in values.items():
             bias = name.removesuffix("weight") + "bias"
-            wide = value[0].numel() > self.max_features // 2
+            wide = value[0].numel() > FEATURES // 2
             if value.ndim == 3 and bias in values and bias != name:
                 blocks[f"input {name}"] = layer_input(
                     value, values[bias], None if whole else present[name]
@@ -267,7 +268,7 @@ class Channel:
     def _sketch(self, name: str, value: Tensor, total: int) -> Tensor:
         width = value.shape[1]
         # A map is worth more as it is: the decoder's convolutions need its places.
-        allowed = self.max_features * (4 if self.per_sample else 1)
+        allowed = FEATURES * (4 if self.per_sample else 1)
         goal = max(SMALL_BLOCK, allowed * width // max(1, total))
         if total <= allowed or width <= goal:
             return value

@@ -30,14 +30,15 @@ from attacks.engine.restarts import (
 )
 from attacks.engine.terms import fading_prior, prior
 from bench.api import Attack, Context, Reconstruction, Seen
-from bench.toolkit.settings import check_choice, check_number
+from bench.toolkit.settings import check_number
 
 Preset = Literal["strong", "paper"]
-Precision = Literal["auto", "float32", "float64"]
 _PRESETS: dict[str, dict[str, Any]] = {
-    "strong": {"restarts": 2, "history": 30, "start": "public", "precision": "auto"},
-    "paper": {"restarts": 0, "history": 100, "start": "normal", "precision": "float32"},
+    "strong": {"restarts": 2, "history": 30, "start": "public"},
+    "paper": {"restarts": 0, "history": 100, "start": "normal"},
 }
+_SOLVED = 1e-14
+"""Share of |observation|^2 at which a victim is solved."""
 _TRAPPED, _UNSOLVED = 1e-6, 1e-9
 """Shares of |observation|^2: above the first, a start is taken to have met a local minimum, so that
 others are tried; above the second, the best goes on."""
@@ -64,16 +65,12 @@ class DeepLeakage(Attack):
     """Settings and run of `dlg` and `idlg`, which differ in the labels that they begin with.
 
     Args:
-        preset: `paper` (normal start and logits, history 100, float32, no restart) or `strong`;
-            the other settings replace its values.
+        preset: `paper` (normal start and logits, 100 curvature pairs, float32, no restart) or
+            `strong`; the other settings replace its values.
         restarts: Further starts of a victim that the first left far from solved: without noise
             around the public mean, with a prior that fades. The best of all then goes on.
-        history: Curvature pairs.
-        tolerance: Solved at this share of |observation|^2.
-        start: public (the public sample that explains the messages best), gray, uniform or
-            normal; under noise `strong` starts around the public mean instead.
-        precision: auto is float32 and then float64 from where float32 gets no further; under
-            noise, which no attack resolves so finely, float32.
+        start: public (the public sample that explains the messages best), gray or normal;
+            under noise `strong` starts around the public mean instead.
     """
 
     recovers = frozenset({"images", "labels", "counts"})
@@ -86,22 +83,13 @@ class DeepLeakage(Attack):
         *,
         preset: Preset = "strong",
         restarts: int | None = None,
-        history: int | None = None,
-        tolerance: float = 1e-14,
         start: Start | None = None,
-        precision: Precision | None = None,
     ) -> None:
-        check_choice("preset", preset, Preset)
-        given = {"restarts": restarts, "history": history, "start": start, "precision": precision}
+        given = {"restarts": restarts, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
-        self.preset, self.tolerance = preset, tolerance
-        self.restarts, self.history = chosen["restarts"], chosen["history"]
-        self.start, self.precision = chosen["start"], chosen["precision"]
+        self.preset, self.history = preset, chosen["history"]
+        self.restarts, self.start = chosen["restarts"], chosen["start"]
         check_number("restarts", self.restarts, least=0)
-        check_number("history", self.history, least=1)
-        check_number("tolerance", tolerance, above=0, below=1)
-        check_choice("start", self.start, Start)
-        check_choice("precision", self.precision, Precision)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""
@@ -125,18 +113,15 @@ class DeepLeakage(Attack):
                 arranged=not self.counts_labels or granted is not None,
             )
         )
-        first = evidence(torch.float64 if self.precision == "float64" else torch.float32)
+        first = evidence(torch.float32)
         noisy, square = first.noisy, first.square
-        dtypes = {
-            "auto": (torch.float32, torch.float64),
-            "float32": (torch.float32,),
-            "float64": (torch.float64,),
-        }[self.precision]
+        # float64 goes on where float32 gets no further; noise is not resolved so finely.
+        short = noisy or self.preset == "paper"
         framed = noisy and self.preset != "paper"
         matcher = cache(lambda dtype: self._matcher(evidence(dtype), ctx, framed=framed))
         optimiser = QuasiNewton(
             matcher=matcher,
-            dtypes=dtypes[:1] if noisy else dtypes,
+            dtypes=(torch.float32,) if short else (torch.float32, torch.float64),
             evaluations=ctx.budget,
             history=self.history,
             least_gain=1e-5 if noisy else 1e-7,
@@ -151,7 +136,7 @@ class DeepLeakage(Attack):
         given = None if granted is None else Labels(fixed=granted.to(ctx.device))
         known = given or self.labels(first, ctx)
         # Under noise no loss is "solved": the likelihood has no known minimum.
-        stop = torch.full_like(square, -torch.inf) if noisy else self.tolerance * square
+        stop = torch.full_like(square, -torch.inf) if noisy else _SOLVED * square
         waves = self._waves(optimiser, around_mean, known)
         solution = solve(ctx, waves=waves, known=known, stop=stop)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:

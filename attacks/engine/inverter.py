@@ -9,8 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.engine.channel import Blocks, Channel, ShadowPairs, by_state, distance
-from attacks.engine.observation import SMASHED, Release, parse_view
+from attacks.engine.channel import (
+    FEATURES,
+    Blocks,
+    Channel,
+    ShadowPairs,
+    by_state,
+    distance,
+)
+from attacks.engine.observation import SMASHED, parse_view
 from attacks.engine.orders import line_up, unite
 from attacks.engine.regression import FOLDS, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
@@ -362,21 +369,17 @@ def _weighed_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([w * v for w, v in answers]).sum(dim=0) / weight
 
 
-def inverter_of(seen: Seen, ctx: Context, *, rows: int, max_features: int) -> Inverter:
+def inverter_of(seen: Seen, ctx: Context, *, rows: int) -> Inverter:
     """Regressions on all releases, those from other states united with the last state's; the same
     for every attack on what was seen."""
 
     def make(ctx: Context) -> Inverter:
         releases = [unite(one, ctx) for one in parse_view(seen)]
         *before, last = by_state(line_up(releases, ctx))
+        others = [Inverter(Channel(some, ctx), ctx, rows=rows) for some in before]
+        return Inverter(Channel(last, ctx), ctx, rows=rows, others=others)
 
-        def channel(some: list[Release]) -> Channel:
-            return Channel(some, ctx, max_features=max_features)
-
-        others = [Inverter(channel(some), ctx, rows=rows) for some in before]
-        return Inverter(channel(last), ctx, rows=rows, others=others)
-
-    return ctx.once(("inverter", rows, max_features), make)
+    return ctx.once(("inverter", rows, FEATURES), make)
 
 
 def reconstruction(

@@ -14,7 +14,7 @@ from attacks.engine.matching import Matcher
 from attacks.engine.optimisers import Minimum, in_chunks
 from bench.api import Context, Reconstruction
 
-Start = Literal["public", "gray", "uniform", "normal"]
+Start = Literal["public", "gray", "normal"]
 _GUESS_LOGIT = 3.0
 _CANDIDATES = 32
 
@@ -338,7 +338,7 @@ class _Draw:
             return self._normal(shape) * ((0.1 if several else 0.0) if near_mean else 1.0)
         if start == "normal":
             return self._normal(shape)
-        plain = start != "uniform" and self.first and not several
+        plain = self.first and not several
         if not encoding.image:
             return torch.zeros(shape) if plain else self._normal(shape)
         if plain:

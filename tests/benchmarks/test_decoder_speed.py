@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from attacks.decoder import Corrector, Data, Decoder, initial
+from attacks.decoder import BATCH, Corrector, Data, Decoder, initial
 from attacks.engine.channel import Channel, distance
 from attacks.engine.inverter import Inverter
 from attacks.engine.observation import parse_view
@@ -24,7 +24,7 @@ from bench.seeding import generator
 from tests.benchmarks.timing import TRIES, best_of, on_threads
 from tests.test_learned_attacks import smashed
 
-STEPS, BATCH = 200, 32
+STEPS = 200
 
 
 def one_at_a_time(data: Data, shape: tuple[int, ...], samples: int) -> float:
@@ -51,9 +51,9 @@ def one_at_a_time(data: Data, shape: tuple[int, ...], samples: int) -> float:
 @pytest.mark.timeout(3600)
 def test_decoder_training_against_one_image_at_a_time(benchmark: Any, digits: Dataset) -> None:
     seen, _, ctx = smashed(digits, "lenet", "block1", std=0.05)
-    channel = Channel(parse_view(seen), ctx, max_features=4096)
+    channel = Channel(parse_view(seen), ctx)
     data = Data(Inverter(channel, ctx, rows=400), channel, ctx)
-    attack = Decoder(batch=BATCH)
+    attack = Decoder()
     with on_threads(1):
         seconds, plain = best_of(partial(one_at_a_time, data, digits.shape, STEPS * BATCH))
         _, ours, before = benchmark.pedantic(

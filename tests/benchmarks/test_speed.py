@@ -49,7 +49,7 @@ from bench.toolkit.images import ssim
 from tests.benchmarks.timing import TRIES, best_of, on_threads
 from tests.conftest import context_for, network_for, seen_under
 
-TOLERANCE, EVALUATIONS, HISTORY = 1e-12, 300, 30
+TOLERANCE, EVALUATIONS, HISTORY = 1e-14, 300, 30
 STEPS, LR, TOTAL_VARIATION = 20, 0.02, 2e-4
 CALLS, ITERATIONS = 300, 20
 THREADS = sorted({1, os.cpu_count() or 1})
@@ -184,7 +184,7 @@ def test_dlg_against_one_image_at_a_time(
     network = network_for(colour, "lenet", init=0.25)
     seen, truth = seen_under(colour, network, Defense(), clients=victims)
     kind = IDLG if attack == "idlg" else DLG
-    ours = kind(restarts=0, history=HISTORY, start="gray", tolerance=TOLERANCE)
+    ours = kind(restarts=0, start="gray")
     context = context_for(colour, network, Defense(), budget=EVALUATIONS)
     print(f"\n{attack}, {victims} victims, {colour.name}, {threads} thread(s), best of {TRIES}:")
     seconds, answer = best_of(lambda: ours.run(seen, context))
