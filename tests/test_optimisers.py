@@ -111,7 +111,9 @@ def test_a_problem_has_the_same_answer_whatever_the_batch_it_ran_in() -> None:
         assert int(alone.evaluations) == int(together.evaluations[k])
 
 
-def test_accepted_steps_meet_the_strong_wolfe_conditions() -> None:
+def test_accepted_steps_meet_the_strong_wolfe_conditions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of f(x) = x^2 from 1 the first step, of length 1000, is far too long; 0.001 far too short."""
 
     def square(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,8 +127,9 @@ def test_accepted_steps_meet_the_strong_wolfe_conditions() -> None:
             visited.append(z.clone())
             return square(z, p)
 
+        monkeypatch.setattr(optimisers, "_FIRST_MOVE", length)
         phase = Phase(evaluate=watched, stop=torch.full((1,), 0.5).double(), dtype=DOUBLE)
-        found = minimise([phase], start, max_evaluations=40, first_move=length)
+        found = minimise([phase], start, max_evaluations=40)
         slope, end = -2.0, float(found.x)
         step = 1 - end  # the direction is -1
         assert end**2 <= 1 + 1e-4 * step * slope
@@ -144,7 +147,7 @@ def test_directions_are_those_of_the_two_loop_recursion() -> None:
         g = torch.randn(6, dtype=DOUBLE, generator=rng)
         pairs = [*pairs, (s, hessian @ s)][-4:]
         accepted = torch.ones(1, dtype=torch.bool)
-        got = memory.learn(s[None], (hessian @ s)[None], accepted, g[None], 1.0)[0]
+        got = memory.learn(s[None], (hessian @ s)[None], accepted, g[None])[0]
         q, alphas = g.clone(), []
         for s_i, y_i in reversed(pairs):
             alphas.append(float(s_i @ q) / float(s_i @ y_i))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from attacks.engine.observation import Release, SplitView
+from attacks.engine.optimisers import column
 from bench.api import Context, Defense, Kind, Layer, Mechanism, NetworkView, State
 from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss, SplitLoss
@@ -470,8 +471,3 @@ def moves(mechanisms: Sequence[Mechanism]) -> list[Mechanism]:
     """Those that do more than draw: their deterministic part is not the identity."""
     probe = torch.zeros(1, 1)
     return [m for m in mechanisms if m.apply(probe) is not probe]
-
-
-def column(values: Tensor, like: Tensor) -> Tensor:
-    """[P] -> [P, 1, ...] with the dimensions of `like`."""
-    return values.view(-1, *[1] * (like.ndim - 1))

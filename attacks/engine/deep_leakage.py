@@ -15,7 +15,7 @@ from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.joint import match_together, match_with_own, unexplained
 from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parse_view
-from attacks.engine.optimisers import Minimum, Phase, minimise
+from attacks.engine.optimisers import Minimum, Phase, column, minimise
 from attacks.engine.orders import link
 from attacks.engine.posterior import answer_by_posterior
 from attacks.engine.private import openly, with_private_parts
@@ -303,7 +303,7 @@ def _better(one: Reconstruction, other: Reconstruction, seen: Seen, ctx: Context
     merged: dict[str, Any] = {}
     for name in ("images", "labels", "label_counts", "loss", "failed"):
         a, b = getattr(one, name), getattr(other, name)
-        merged[name] = torch.where(takes.view(-1, *[1] * (a.ndim - 1)), b, a)
+        merged[name] = torch.where(column(takes, a), b, a)
     return replace(one, **merged, evaluations=one.evaluations + other.evaluations)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from attacks.engine.clients import Clients, Spread, column, moves
+from attacks.engine.clients import Clients, Spread, moves
 from attacks.engine.observation import (
     SMASHED,
     ObservedUploads,
@@ -22,6 +22,7 @@ from attacks.engine.observation import (
     observe,
     split_view,
 )
+from attacks.engine.optimisers import column
 from attacks.engine.orders import Orders
 from attacks.engine.terms import (
     Term,

@@ -23,7 +23,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.matching import Matcher, count_own_values, set_own_values
-from attacks.engine.optimisers import Evaluate, Phase, minimise, minimise_in_chunks
+from attacks.engine.optimisers import Evaluate, Phase, column, minimise, minimise_in_chunks
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Candidate, Uploads, prior
 
@@ -133,9 +133,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         one.unexplained = variance.sqrt()
     set_own_values(uploads, vectors[:, encoding.pixels :])
     made = encoding.images(vectors, labels).to(solution.images)
-    solution.images = torch.where(
-        solution.failed.view(-1, *[1] * (made.ndim - 1)), solution.images, made
-    )
+    solution.images = torch.where(column(solution.failed, made), solution.images, made)
 
 
 def _objective(

@@ -21,6 +21,9 @@ from bench.toolkit.memory import in_pieces, usable_bytes
 
 _CURVATURE = 1e-8
 """Least curvature of a pair that is kept, in units of its lengths."""
+_FIRST_MOVE = 1.0
+"""L2 length of the first trial step; with relative tests throughout it makes the result independent
+of the loss's scale."""
 
 
 @dataclass
@@ -68,33 +71,23 @@ class CurvatureMemory:
 
     def forget(self, which: Tensor) -> None:
         """Empty the memory of those of the first A problems, bool [A]."""
-        if _surely_empty(which):
-            return
         active = len(which)
         # The pairs stay where they are: they are large, and nothing reads an empty slot.
         for tensor in self.tensors()[1:]:
-            tensor[:active].masked_fill_(_column(which, tensor), 0)
+            tensor[:active].masked_fill_(column(which, tensor), 0)
 
-    def learn(
-        self, moved: Tensor, change: Tensor, accepted: Tensor, gradient: Tensor, first_move: float
-    ) -> Tensor:
+    def learn(self, moved: Tensor, change: Tensor, accepted: Tensor, gradient: Tensor) -> Tensor:
         """Store the pairs of accepted steps whose curvature passes a relative test, and give
         the next direction of every problem. All of [A, N], for the first A problems."""
         curvature = (moved * change).sum(dim=1)
         lengths = moved.norm(dim=1) * change.norm(dim=1)
         taken = accepted & (curvature > _CURVATURE * lengths)
-        if _surely_empty(taken):
-            return self.direction(gradient, first_move)
         active = len(moved)
         everyone, slot = torch.arange(active, device=moved.device), self.place[:active]
         pairs, full, place, across, gram, gamma = (t[:active] for t in self.tensors())
 
-        all_taken = _surely_empty(~taken)
-
         def put(target: Tensor, where: tuple[Tensor | slice | int, ...], value: Tensor) -> None:
-            if not all_taken:
-                value = torch.where(_column(taken, value), value, target[where])
-            target[where] = value
+            target[where] = torch.where(column(taken, value), value, target[where])
 
         put(pairs, (everyone, 0, slot), moved)
         put(pairs, (everyone, 1, slot), change)
@@ -107,15 +100,12 @@ class CurvatureMemory:
         scale = (curvature / change.square().sum(dim=1)).double()
         gamma.copy_(torch.where(taken, scale, gamma))
         place.copy_(torch.where(taken, (slot + 1) % across.shape[1], place))
-        return self._toward(gradient, products[..., 1], first_move)
+        return self._toward(gradient, products[..., 1])
 
-    def direction(self, gradient: Tensor, first_move: float) -> Tensor:
-        """-H g per problem; steepest descent of length `first_move` where there is no curvature
+    def direction(self, gradient: Tensor) -> Tensor:
+        """-H g per problem; steepest descent of length `_FIRST_MOVE` where there is no curvature
         yet or where -H g does not descend."""
-        if not len(gradient):
-            return gradient
-        products = self._products(gradient[..., None])[..., 0]
-        return self._toward(gradient, products, first_move)
+        return self._toward(gradient, self._products(gradient[..., None])[..., 0])
 
     def _products(self, vectors: Tensor) -> Tensor:
         """vectors [A, N, R] -> [A, 2, M, R] in float64, 0 for an empty slot."""
@@ -125,13 +115,11 @@ class CurvatureMemory:
         products = wide.mT.unflatten(1, pairs.shape[1:3]).double()
         return torch.where(full[:, None, :, None], products, 0.0)
 
-    def _toward(self, gradient: Tensor, products: Tensor, first_move: float) -> Tensor:
+    def _toward(self, gradient: Tensor, products: Tensor) -> Tensor:
         active, size = len(gradient), self.across.shape[1]
         lengths = gradient.norm(dim=1)
-        steepest = -gradient * (first_move / lengths.clamp_min(1e-300))[:, None]
+        steepest = -gradient * (_FIRST_MOVE / lengths.clamp_min(1e-300))[:, None]
         gamma = self.gamma[:active, None]
-        if _surely_empty(gamma > 0):
-            return steepest
         # Age order, oldest first: there the products s_i . y_j, i <= j, are upper triangular.
         slots = torch.arange(size, device=gradient.device)
         age = (self.place[:active, None] + slots) % size
@@ -158,14 +146,9 @@ class CurvatureMemory:
         return rows.gather(2, age[:, None, :].expand_as(matrix))
 
 
-def _surely_empty(mask: Tensor) -> bool:
-    """Whether no entry is set, where the host can know without waiting."""
-    return mask.device.type == "cpu" and not bool(mask.any())
-
-
-def _column(which: Tensor, like: Tensor) -> Tensor:
-    """[A] -> [A, 1, ...] with the dimensions of `like`."""
-    return which.view(-1, *[1] * (like.ndim - 1))
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """[P] -> [P, 1, ...] with the dimensions of `like`."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 _ARMIJO, _CURVATURE_CONDITION = 1e-4, 0.9
@@ -303,7 +286,6 @@ def minimise(
     *,
     max_evaluations: int,
     history: int = 30,
-    first_move: float = 1.0,
     least_gain: float = 1e-7,
     redraw: Redraw | None = None,
 ) -> Minimum:
@@ -319,18 +301,14 @@ def minimise(
         start: [P, N].
         max_evaluations: Per problem, over all phases.
         history: Curvature pairs.
-        first_move: L2 length of the first trial step; with relative tests throughout it makes
-            the result independent of the loss's scale.
         least_gain: Share of the loss that is next to nothing.
         redraw: Gives other starts to problems whose loss is not finite, three times at most.
     """
-    run = Descent.begin(phases[0], start, history, first_move, redraw)
+    run = Descent.begin(phases[0], start, history, redraw)
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
-        most = math.ceil(phase.share * max_evaluations)
-        run.wake(phase, most)
-        run.advance(most, least_gain)
+        run.advance(math.ceil(phase.share * max_evaluations), least_gain)
     back = torch.argsort(run.order)
     return Minimum(
         x=run.x[back],
@@ -357,7 +335,6 @@ class Descent:
     loss: Tensor
     gradient: Tensor
     memory: CurvatureMemory
-    first_move: float
     evaluations: Tensor
     idle: Tensor
     redrawn: int
@@ -365,9 +342,7 @@ class Descent:
     active: int = 0
 
     @staticmethod
-    def begin(
-        phase: Phase, start: Tensor, history: int, first_move: float, redraw: Redraw | None
-    ) -> Descent:
+    def begin(phase: Phase, start: Tensor, history: int, redraw: Redraw | None) -> Descent:
         x = start.to(phase.dtype).clone()
         everyone = torch.arange(len(x), device=x.device)
         loss, gradient = (t.clone() for t in phase.evaluate(x, everyone))
@@ -384,7 +359,6 @@ class Descent:
             order=everyone.clone(),
             x=x,
             gradient=gradient,
-            first_move=first_move,
             loss=torch.where(_finite(loss, gradient), loss, torch.inf),
             memory=CurvatureMemory.empty(len(x), history, x),
             evaluations=evaluations,
@@ -394,7 +368,8 @@ class Descent:
         )
 
     def convert(self, phase: Phase) -> None:
-        """Go on in the phase's precision, with losses and gradients computed anew in it."""
+        """Go on in the phase, with losses and gradients computed anew in its precision."""
+        self.phase = phase
         self.x, self.memory = self.x.to(phase.dtype), self.memory.to(phase.dtype)
         self.loss, self.gradient = self.loss.to(phase.dtype), self.gradient.to(phase.dtype)
         self.active = len(self.x)
@@ -403,13 +378,6 @@ class Descent:
         if self.active:
             self.loss[rows], self.gradient[rows] = phase.evaluate(self.x[rows], self.order[rows])
             self.evaluations[rows] += 1
-
-    def wake(self, phase: Phase, max_evaluations: int) -> None:
-        """Let every problem take part that is finite, not solved and has evaluations left."""
-        self.phase, self.active = phase, len(self.x)
-        self.idle.zero_()
-        waiting = self.loss > phase.stop[self.order].to(self.loss)
-        self._keep(waiting & torch.isfinite(self.loss) & (self.evaluations < max_evaluations))
 
     def _keep(self, staying: Tensor) -> Tensor:
         """Let only `staying` [active] remain active. Returns the rows, in their new order."""
@@ -422,10 +390,14 @@ class Descent:
         return rows[: self.active]
 
     def advance(self, max_evaluations: int, least_gain: float) -> None:
-        """Iterate until no problem of the phase is left."""
+        """Iterate until no problem is left that is finite, not solved and has evaluations left."""
+        self.active = len(self.x)
+        self.idle.zero_()
+        waiting = self.loss > self.phase.stop[self.order].to(self.loss)
+        self._keep(waiting & torch.isfinite(self.loss) & (self.evaluations < max_evaluations))
         going = torch.ones(self.active, dtype=torch.bool, device=self.x.device)
         forgot = torch.zeros_like(going)
-        direction = self.memory.direction(self.gradient[: self.active], self.first_move)
+        direction = self.memory.direction(self.gradient[: self.active])
         gradient = self.gradient[: self.active]
         search = LineSearch.begin(self.loss[: self.active], (direction * gradient).sum(dim=1))
         problems, iteration = self.order[: self.active].clone(), 0
@@ -448,7 +420,7 @@ class Descent:
             again = stuck & ~forgot  # forget the curvature once before giving up
             forgot = ~accepted & (forgot | again)
             self.memory.forget(again)
-            renewed = self.memory.learn(moved, change, accepted, gradient, self.first_move)
+            renewed = self.memory.learn(moved, change, accepted, gradient)
             turning = accepted | again
             direction = torch.where(turning[:, None], renewed, direction)
             search.renew(turning, loss, (direction * gradient).sum(dim=1))
