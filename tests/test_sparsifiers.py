@@ -271,9 +271,9 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     assert evidence.uploads is not None
     assert evidence.uploads.visible is None  # every coordinate says something
     x, y = truth.x.double(), one_hot(truth)
-    compare = evidence.terms[0](torch.arange(2))
-    (true,), (other,) = (
-        compare(Candidate(x=one, y=y, vectors=one.flatten(1))) for one in (x, 1 - x)
+    true, other = (
+        evidence.terms[0](Candidate(x=one, y=y, vectors=one.flatten(1)), torch.arange(2))
+        for one in (x, 1 - x)
     )
     assert bool((true.loss < 0.1 * network.n_parameters).all())
     assert bool((other.loss > 100 * true.loss).all())

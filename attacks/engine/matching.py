@@ -21,8 +21,6 @@ from attacks.engine.private import with_private_parts
 from attacks.engine.terms import (
     RESOLVED,
     Candidate,
-    Compare,
-    Misfit,
     Term,
     UploadLikelihood,
     Uploads,
@@ -75,32 +73,27 @@ class Matcher:
         terms = [*some_terms(self.evidence, releases), *self.beliefs]
         if victims.dim() == 2:
             terms += self.evidence.sums
-        # Bound anew when problems leave alone, as `problems` being another object tells (see
-        # `Evaluate`): a GPU would stop at a comparison of values.
-        bound: list[tuple[Tensor, list[Compare]]] = []
 
         def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-            if not bound or bound[0][0] is not problems:
-                here = victims[problems].flatten()
-                bound[:] = [(problems, [term(here, heat) for term in terms])]
-            compares = bound[0][1]
+            here = victims[problems].flatten()
             held = None if labels is None else labels[problems].flatten(0, -2)
             with torch.enable_grad():
                 z = z.detach().requires_grad_()
-                each = z.view(victims[problems].numel(), -1)
-                loss, misfits = _total(compares, encoding.candidate(each, held))
+                candidate = encoding.candidate(z.view(len(here), -1), held)
+                losses, outputs, slopes = zip(
+                    *(term(candidate, here, heat) for term in terms), strict=True
+                )
             # The problems are independent, so one backward pass gives each its own gradient.
-            outputs, slopes = [m.output for m in misfits], [m.slope for m in misfits]
             slope = torch.autograd.grad(outputs, z, slopes)[0]
-            return loss.view(len(problems), -1).sum(dim=1), slope
+            return _total(losses).view(len(problems), -1).sum(dim=1), slope
 
         return evaluate
 
     def losses(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """How badly candidates x [P, K, *shape], y [P, K, C] explain what was seen of the victims
         int64 [P]: [P], without any belief."""
-        compares = [term(victims) for term in self.evidence.terms]
-        return _total(compares, Candidate(x=x, y=y, vectors=x.flatten(1)))[0]
+        candidate = Candidate(x=x, y=y, vectors=x.flatten(1))
+        return _total([term(candidate, victims).loss for term in self.evidence.terms])
 
     def judged(self, x: Tensor, y: Tensor) -> Tensor:
         """How badly one candidate for every victim explains all that was seen, and how unlike
@@ -148,7 +141,7 @@ class Matcher:
                 return exact
             if uploads.weighs and (evidence.noisy or keeping(evidence)):
                 return uploads.surprise(x, y, everyone)
-        return _total([term(everyone)], candidate)[0]
+        return term(candidate, everyone).loss
 
     def reorder(self, x: Tensor, y: Tensor) -> int:
         """Improve the guessed orders of samples, where local epochs hide them, by images x
@@ -166,10 +159,9 @@ class Matcher:
         return 6 * variables + 256 * self.encoding.pixels
 
 
-def _total(compares: Sequence[Compare], candidate: Candidate) -> tuple[Tensor, list[Misfit]]:
-    """Losses [P], and the misfits that add up to them."""
-    misfits = [misfit for compare in compares for misfit in compare(candidate)]
-    return sum((m.loss for m in misfits[1:]), start=misfits[0].loss), misfits
+def _total(losses: Sequence[Tensor]) -> Tensor:
+    """Their sum [P], in the first one's precision."""
+    return sum(losses[1:], start=losses[0])
 
 
 # --- answers of all attacks by one measure -------------------------------------------------------

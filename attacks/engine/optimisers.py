@@ -82,6 +82,8 @@ class CurvatureMemory:
         curvature = (moved * change).sum(dim=1)
         lengths = moved.norm(dim=1) * change.norm(dim=1)
         taken = accepted & (curvature > _CURVATURE * lengths)
+        if taken.device.type == "cpu" and not bool(taken.any()):  # a GPU would wait for the answer
+            return self.direction(gradient)
         active = len(moved)
         everyone, slot = torch.arange(active, device=moved.device), self.place[:active]
         pairs, full, place, across, gram, gamma = (t[:active] for t in self.tensors())
@@ -232,9 +234,7 @@ class LineSearch:
 
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(points [A, N], indices [A] of the problems they belong to) -> (loss [A], gradient [A, N]). The
-indices are the same tensor object for as long as the problems are the same ones, and are never
-changed in place, so that what depends on them alone may be kept."""
+"""(points [A, N], indices [A] of the problems they belong to) -> (loss [A], gradient [A, N])."""
 
 Redraw = Callable[[Tensor], Tensor]
 """Indices [R] of problems whose start has no finite loss -> other starts [R, N]."""

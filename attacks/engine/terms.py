@@ -1,8 +1,7 @@
 """The terms of an objective: what was uploaded, what was smashed, what images look like.
 
 Each term says how badly P candidates explain it, as losses and differentiable outputs with the
-losses' derivatives by them, so that one backward pass serves all terms. A term about the victims
-is first bound to those that the candidates stand for, which computes its constants once.
+losses' derivatives by them, so that one backward pass serves all terms.
 """
 
 from __future__ import annotations
@@ -52,16 +51,14 @@ class Misfit(NamedTuple):
     slope: Tensor
 
 
-Compare = Callable[[Candidate], Sequence[Misfit]]
-
-
 class Term(Protocol):
     """One summand of an objective."""
 
-    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         """The comparison of candidates with the victims they stand for.
 
         Args:
+            candidate: P of them.
             victims: int64 [P].
             heat: How soft it is, 1 where a descent begins and 0 where it ends (see
                 `Mechanism.softness`).
@@ -286,19 +283,14 @@ class UploadLikelihood:
             lambda heat: uploads.prepared(uploads.values, uploads.names, heat)
         )
 
-    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
-        uploads, prepared = self.uploads, self.prepared(heat)[victims]
-        sure = uploads.sureness(victims)
-        factors = [f for f in (uploads.mask(victims), sure) if f is not None]
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
-            loss, slope = prepared.misfit(sent.detach())
-            for factor in factors:
+    def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
+        uploads = self.uploads
+        sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
+        loss, slope = self.prepared(heat)[victims].misfit(sent.detach())
+        for factor in (uploads.mask(victims), uploads.sureness(victims)):
+            if factor is not None:
                 loss, slope = loss * factor, slope * factor
-            return (Misfit(loss.sum(dim=1), sent, slope),)
-
-        return compare
+        return Misfit(loss.sum(dim=1), sent, slope)
 
 
 def upload_cosine(uploads: Uploads, share: float) -> Term:
@@ -307,19 +299,14 @@ def upload_cosine(uploads: Uploads, share: float) -> Term:
     Source: Geiping et al., arXiv:2003.14053, Eq. 4.
     """
 
-    def term(victims: Tensor, heat: float = 0.0) -> Compare:
-        values, mask = uploads.values[victims], uploads.mask(victims)
+    def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
+        sent, mask = uploads.vector(candidate.x, candidate.y, victims), uploads.mask(victims)
+        if mask is not None:
+            sent = sent * mask
+        inner, square = (sent * uploads.values[victims]).sum(dim=1), sent.square().sum(dim=1)
         seen = uploads.observation.square[victims].clamp_min(_TINY)
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            sent = uploads.vector(candidate.x, candidate.y, victims)
-            if mask is not None:
-                sent = sent * mask
-            inner, square = (sent * values).sum(dim=1), sent.square().sum(dim=1)
-            away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
-            return (Misfit(away.detach(), away, torch.ones_like(away)),)
-
-        return compare
+        away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
+        return Misfit(away.detach(), away, torch.ones_like(away))
 
     return term
 
@@ -363,21 +350,17 @@ class UploadSum:
         rest = self.sent(candidate).mean(dim=0) - self.mean
         return rest.square().sum() / self.mean.square().sum().clamp_min(_TINY)
 
-    def __call__(self, victims: Tensor, heat: float = 0.0) -> Compare:
+    def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         count = len(self.uploads.observation.square)
         if self.loosens:
             std = _SUM * (_LOOSE / _SUM) ** heat * float(self.mean.square().mean().sqrt())
             precision = 1 / (2 * max(std, _TINY) ** 2)
         else:  # as gradients, of which the uploads' squared distances are
             precision = count / self.uploads.clients.step**2
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            mean = self.sent(candidate).unflatten(0, (-1, count)).mean(dim=1)
-            rest = mean.detach() - self.mean
-            loss = precision * rest.square().sum(dim=1) / count  # every victim's share
-            return (Misfit(loss.repeat_interleave(count), mean, 2 * precision * rest),)
-
-        return compare
+        mean = self.sent(candidate).unflatten(0, (-1, count)).mean(dim=1)
+        rest = mean.detach() - self.mean
+        loss = precision * rest.square().sum(dim=1) / count  # every victim's share
+        return Misfit(loss.repeat_interleave(count), mean, 2 * precision * rest)
 
 
 # --- smashed data -----------------------------------------------------------------------------
@@ -389,18 +372,13 @@ single activations."""
 def smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
     """The first step's smashed data, as P candidates would have made it under the mean weights."""
 
-    def term(victims: Tensor, heat: float = 0.0) -> Compare:
-        present = view.present[victims]
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            first = candidate.x[:, : clients.training.batch]
-            cut = view.made(clients.network, clients.weights, first.flatten(0, 1))
-            cut = cut.unflatten(0, first.shape[:2])
-            both = law(victims, heat, cut.detach())
-            loss, slope = (torch.where(present, t, 0.0) for t in both)
-            return (Misfit(loss.flatten(1).sum(dim=1), cut, slope),)
-
-        return compare
+    def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
+        first = candidate.x[:, : clients.training.batch]
+        cut = view.made(clients.network, clients.weights, first.flatten(0, 1))
+        cut = cut.unflatten(0, first.shape[:2])
+        both = law(victims, heat, cut.detach())
+        loss, slope = (torch.where(view.present[victims], t, 0.0) for t in both)
+        return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
 
     return term
 
@@ -439,15 +417,10 @@ def likelihood(view: SplitView, mechanism: Mechanism) -> Law:
 # --- what images look like --------------------------------------------------------------------
 
 
-def prior(victims: Tensor, heat: float = 0.0) -> Compare:
+def prior(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
     """|z|^2 / 2 of vectors relative to the public prior (see `Frame`)."""
-
-    def compare(candidate: Candidate) -> Sequence[Misfit]:
-        z = candidate.vectors
-        at = z.detach()
-        return (Misfit(at.square().sum(dim=1) / 2, z, at),)
-
-    return compare
+    at = candidate.vectors.detach()
+    return Misfit(at.square().sum(dim=1) / 2, candidate.vectors, at)
 
 
 def fading_prior(square: Tensor) -> Term:
@@ -458,17 +431,11 @@ def fading_prior(square: Tensor) -> Term:
     |observation|^2 [V], the distance's unit.
     """
 
-    def term(victims: Tensor, heat: float = 0.0) -> Compare:
+    def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         noise = _LOUD * (_QUIET / _LOUD) ** (1 - heat) if heat else 0.0
-
-        def compare(candidate: Candidate) -> Sequence[Misfit]:
-            z = candidate.vectors
-            weight = (2 * noise / z[0].numel() * square[victims]).to(z)
-            at = z.detach()
-            loss = weight * at.square().sum(dim=1) / 2
-            return (Misfit(loss, z, weight[:, None] * at),)
-
-        return compare
+        z, at = candidate.vectors, candidate.vectors.detach()
+        weight = (2 * noise / z[0].numel() * square[victims]).to(z)
+        return Misfit(weight * at.square().sum(dim=1) / 2, z, weight[:, None] * at)
 
     return term
 
@@ -484,8 +451,8 @@ def roughness(x: Tensor) -> Tensor:
 def total_variation(weight: float) -> Term:
     """Anisotropic total variation per pixel of images, times a weight."""
 
-    def compare(candidate: Candidate) -> Sequence[Misfit]:
+    def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         rough = weight * roughness(candidate.x)
-        return (Misfit(rough.detach(), rough, torch.ones_like(rough)),)
+        return Misfit(rough.detach(), rough, torch.ones_like(rough))
 
-    return lambda victims, heat=0.0: compare
+    return term
