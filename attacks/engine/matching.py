@@ -147,9 +147,12 @@ class Matcher:
         """Improve the guessed orders of samples, where local epochs hide them, by images x
         [V, K, *shape] with labels y [V, K]; see `Orders.improve`."""
         hot = torch.nn.functional.one_hot(y, self.encoding.classes).to(x)
-        hidden = [one.uploads for one in releases_of(self.evidence) if one.orders is not None]
         bytes_each = 8 * self.working_numbers
-        return sum(u.reorder(x, hot, bytes_each=bytes_each) for u in hidden if u is not None)
+        return sum(
+            u.orders.improve(u.in_order, u.values, x, hot, bytes_each=bytes_each)
+            for u in (one.uploads for one in releases_of(self.evidence))
+            if u is not None and u.orders is not None
+        )
 
     @property
     def working_numbers(self) -> int:

@@ -130,9 +130,7 @@ class Uploads:
     def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
         nothing was seen."""
-        sent = as_vector(self._sent(x, y, victims), self.names)
-        mask = self.mask(victims)
-        return sent if mask is None else sent * mask
+        return as_vector(self._sent(x, y, victims), self.names) * self.mask(victims)
 
     def _sent(
         self, x: Tensor, y: Tensor, victims: Tensor | None, own: Tensor | None = None
@@ -143,13 +141,10 @@ class Uploads:
             apart = self.clients.apart(x, y, bool(self.clips))
             gradient = self.clients.computed(*apart, self.moves(victims, own))
         if self.clips:
-            shown: State = {}
-            if self.visible is not None:
-                present = self.observation.present
-                shown = {
-                    n: p.any(dim=0, keepdim=True) if victims is None else p[victims]
-                    for n, p in present.items()
-                }
+            shown = {
+                n: p.any(dim=0, keepdim=True) if victims is None else p[victims]
+                for n, p in self.observation.present.items()
+            }
             for clip in self.clips:
                 gradient = self.clients.applied(gradient, clip, shown)
         gradient = self.clients.joined(gradient, len(x))
@@ -169,21 +164,14 @@ class Uploads:
         return compares.prepared(values, compares.softness(heat), base=base)
 
     @cached_property
-    def visible(self) -> Tensor | None:
-        """Bool [V, D] of the coordinates, or None if all are."""
-        visible = flatten(self.observation.present)
-        return None if bool(visible.all()) else visible
+    def visible(self) -> Tensor:
+        """Bool [V, D] of the coordinates."""
+        return flatten(self.observation.present)
 
     @cached_property
     def values(self) -> Tensor:
         """[V, D], 0 where nothing was seen."""
-        values = flatten(self.observation.values)
-        return values if self.visible is None else torch.where(self.visible, values, 0.0)
-
-    def reorder(self, x: Tensor, y: Tensor, *, bytes_each: int) -> int:
-        """Improve the guessed orders by one candidate for every victim; see `Orders.improve`."""
-        assert self.orders is not None
-        return self.orders.improve(self.in_order, self.values, x, y, bytes_each=bytes_each)
+        return torch.where(self.visible, flatten(self.observation.values), 0.0)
 
     @property
     def weighs(self) -> bool:
@@ -219,16 +207,11 @@ class Uploads:
             square = (sent - self.values[victims]).square()
         else:
             square, _ = self.prepared(self.values, self.names)[victims].misfit(sent)
-        mask = self.mask(victims)
-        if mask is not None:
-            square = square * mask
-        return square.sum(dim=1) / self.sizes[victims].clamp_min(1)
+        return (square * self.mask(victims)).sum(dim=1) / self.sizes[victims].clamp_min(1)
 
     @cached_property
     def sizes(self) -> Tensor:
         """Coordinates that were seen, [V]."""
-        if self.visible is None:
-            return torch.full_like(self.values[:, 0], self.values.shape[1])
         return self.visible.sum(dim=1).to(self.values)
 
     def surprise(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
@@ -262,15 +245,15 @@ class Uploads:
             far = law.prepared(self.values, base=base)[victims].misfit(sent)[0].sum(dim=1)
             share = far / self.observation.square.clamp_min(RESOLVED)
             return pixels / 2 * share.clamp_min(RESOLVED).log()
-        mask, each = self.mask(victims), []
+        each = []
         for heat in _HEATS:
             loss, _ = self.prepared(self.values, self.names, heat)[victims].misfit(sent)
-            each.append((loss if mask is None else loss * mask).sum(dim=1))
+            each.append((loss * self.mask(victims)).sum(dim=1))
         return torch.stack(each).amin(dim=0)
 
-    def mask(self, victims: Tensor) -> Tensor | None:
-        """1 where a coordinate of the victims was seen, else 0 [P, D]; None if all were."""
-        return None if self.visible is None else self.visible[victims].to(self.values.dtype)
+    def mask(self, victims: Tensor) -> Tensor:
+        """1 where a coordinate of the victims was seen, else 0 [P, D]."""
+        return self.visible[victims].to(self.values.dtype)
 
 
 class UploadLikelihood:
@@ -286,10 +269,11 @@ class UploadLikelihood:
     def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         uploads = self.uploads
         sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
-        loss, slope = self.prepared(heat)[victims].misfit(sent.detach())
-        for factor in (uploads.mask(victims), uploads.sureness(victims)):
-            if factor is not None:
-                loss, slope = loss * factor, slope * factor
+        misfit = self.prepared(heat)[victims].misfit(sent.detach())
+        loss, slope = (t * uploads.mask(victims) for t in misfit)
+        sure = uploads.sureness(victims)
+        if sure is not None:
+            loss, slope = loss * sure, slope * sure
         return Misfit(loss.sum(dim=1), sent, slope)
 
 
@@ -300,9 +284,7 @@ def upload_cosine(uploads: Uploads, share: float) -> Term:
     """
 
     def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
-        sent, mask = uploads.vector(candidate.x, candidate.y, victims), uploads.mask(victims)
-        if mask is not None:
-            sent = sent * mask
+        sent = uploads.vector(candidate.x, candidate.y, victims) * uploads.mask(victims)
         inner, square = (sent * uploads.values[victims]).sum(dim=1), sent.square().sum(dim=1)
         seen = uploads.observation.square[victims].clamp_min(_TINY)
         away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
