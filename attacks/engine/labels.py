@@ -12,9 +12,9 @@ from attacks.engine.evidence import Evidence, releases_of
 from attacks.engine.observation import (
     FEATURES,
     FEATURES_GRADIENT,
-    NonFiniteError,
     Release,
     network_weights,
+    require_finite,
 )
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import head_values, restore_counts
@@ -45,10 +45,8 @@ def labels_by_slope(release: Release, ctx: Context) -> tuple[Tensor, Tensor]:
     """
     weights = network_weights(release, ctx)
     weight, bias = head_values(weights, ctx.network, release.seen.buffers)
-    slope = release.by_sample[FEATURES_GRADIENT][0][0]
-    for client, one in zip(release.clients, slope, strict=True):
-        if not bool(torch.isfinite(one).all()):
-            raise NonFiniteError(f"the features' gradient of {client} holds non-finite values.")
+    slope, there = release.by_sample[FEATURES_GRADIENT][0]
+    require_finite("the features' gradient", release, slope, there)
     features = release.by_sample[FEATURES][0][0]
     f = features.flatten(2).to(weight)
     probability = torch.softmax(f @ weight.T + bias, dim=-1)

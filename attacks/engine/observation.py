@@ -279,6 +279,13 @@ class NonFiniteError(ValueError):
     """What was seen holds values that are not finite, which nothing can be compared with."""
 
 
+def require_finite(name: str, release: Release, values: Tensor, present: Tensor) -> None:
+    """Raise NonFiniteError, naming the client, unless all present values [V, ...] are finite."""
+    for client, broken in zip(release.clients, ~values.isfinite() & present, strict=True):
+        if bool(broken.any()):
+            raise NonFiniteError(f"{name} of {client} holds non-finite values.")
+
+
 # --- uploads ----------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class ObservedUploads:
@@ -338,13 +345,8 @@ def observe(
     kind = kind or release.kind
     assert kind is not None
     shown = as_kind(sent.with_parts(parts), kind, base=base, lr=release.lr).parts
-    broken = {n: (~p.values.isfinite() & p.presence()).flatten(1).any(1) for n, p in shown.items()}
-    if broken and bool(torch.stack(list(broken.values())).any()):  # asked once, for all of them
-        victim = int(torch.stack(list(broken.values())).any(dim=0).nonzero()[0])
-        name = next(n for n, by_victim in broken.items() if bool(by_victim[victim]))
-        raise NonFiniteError(
-            f"the upload '{name}' of {release.clients[victim]} holds non-finite values."
-        )
+    for name, part in shown.items():
+        require_finite(f"the upload '{name}'", release, part.values, part.presence())
     if absent:
         shown = {
             n: p if p.absent != "zero" or p.present is None
@@ -494,10 +496,7 @@ def smashed_of(release: Release) -> BySample:
     """See `Release.by_sample`; empty where no smashed data was seen. Raises NonFiniteError."""
     sent = release.by_sample.get(SMASHED, [])
     for values, present in sent:
-        broken = (~values.isfinite() & present).flatten(1).any(dim=1)
-        if bool(broken.any()):
-            client = release.clients[int(broken.nonzero()[0])]
-            raise NonFiniteError(f"the smashed data of {client} holds non-finite values.")
+        require_finite("the smashed data", release, values, present)
     return sent
 
 
