@@ -129,13 +129,17 @@ class Encoding:
         else:
             y = torch.nn.functional.one_hot(held, self.classes).to(z)
         vectors = z[..., : self.pixels + self.own]
-        x = self._decode(vectors[..., : self.pixels], held)
         own = vectors[..., self.pixels :] if self.own else None
-        return Candidate(x=x, y=y, vectors=vectors, own=own)
+        return Candidate(x=self.images(z, held), y=y, vectors=vectors, own=own)
 
     def images(self, z: Tensor, held: Tensor | None) -> Tensor:
         """Vectors [P, N] -> images [P, K, *shape]."""
-        return self._decode(z.to(self.dtype)[..., : self.pixels], held)
+        x = z.to(self.dtype)[..., : self.pixels].reshape(len(z), self.samples, -1)
+        if self.framed and held is None:
+            x = x @ self.frame.total.mT + self.frame.mean
+        elif self.framed:
+            x = x @ self.frame.within.mT + self.frame.class_means[held]
+        return x.contiguous().reshape(len(z), self.samples, *self.shape)
 
     def vectors_of(self, x: Tensor, held: Tensor | None) -> Tensor:
         """Images [P, K, *shape] as vectors [P, K * D]; inverse of `images`."""
@@ -147,11 +151,3 @@ class Encoding:
         """[..., N] -> soft labels [..., K, C] from the logits behind the images."""
         logits = z[..., self.pixels + self.own :].reshape(*z.shape[:-1], self.samples, self.classes)
         return torch.softmax(logits, dim=-1)
-
-    def _decode(self, vectors: Tensor, held: Tensor | None) -> Tensor:
-        x = vectors.reshape(len(vectors), self.samples, -1)
-        if self.framed and held is None:
-            x = x @ self.frame.total.mT + self.frame.mean
-        elif self.framed:
-            x = x @ self.frame.within.mT + self.frame.class_means[held]
-        return x.contiguous().reshape(len(vectors), self.samples, *self.shape)

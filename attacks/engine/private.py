@@ -226,15 +226,11 @@ class Drift:
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
         """The one that explains the activations best, or None if the broadcast stages do."""
-        surrogates: list[Surrogate | None] = [None]
-        losses = [self._unexplained(self.around(self.start))]
-        for steps in STEPS:
-            for path in (True, False):
-                one = self.around(self.trained(steps, path=path))
-                surrogates.append(one)
-                losses.append(self._unexplained(one))
-        losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        return surrogates[min(range(len(surrogates)), key=losses.__getitem__)]
+        trained = [self.trained(steps, path=path) for steps in STEPS for path in (True, False)]
+        tried = [self.around(variables) for variables in (self.start, *trained)]
+        losses = torch.tensor([self._unexplained(one) for one in tried], dtype=torch.float64)
+        best = int(losses.nan_to_num(math.inf).argmin())
+        return tried[best] if best else None
 
     def trained(self, steps: int, *, path: bool) -> dict[str, Tensor]:
         """Variables after SGD on public data in the withheld coordinates. path: the server's
