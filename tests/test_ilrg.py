@@ -53,7 +53,7 @@ class Head:
         features = self.features(labels)
         slope = torch.softmax(features @ self.weight.T + self.bias, dim=-1)
         slope = slope - torch.nn.functional.one_hot(labels, self.classes)
-        return HeadGradient(weight=slope.mT @ features / labels.shape[1], bias=slope.mean(dim=1))
+        return HeadGradient.whole(slope.mT @ features / labels.shape[1], slope.mean(dim=1))
 
     def public(self) -> PublicClasses:
         labels = torch.arange(self.classes)[:, None].expand(-1, 50)
@@ -98,7 +98,7 @@ def test_lu_equals_the_papers_pseudo_inverse(
     system = np.vstack([probability.T - np.eye(classes), np.ones(classes)])
     singular = np.linalg.svd(system, compute_uv=False)
     expected = np.linalg.pinv(system) @ np.append(samples * bias_grad, samples)
-    head = HeadGradient(weight=torch.tensor(weight_grad)[None], bias=torch.tensor(bias_grad)[None])
+    head = HeadGradient.whole(torch.tensor(weight_grad)[None], torch.tensor(bias_grad)[None])
     ours = counts._solve(
         torch.tensor(probability)[None],
         head.bias,
@@ -144,7 +144,7 @@ def test_a_singular_system_falls_back_to_the_public_frequencies(
         shrink=0.1,
         refine=3,
     )
-    zero = HeadGradient(weight=torch.zeros(1, 3, 3).double(), bias=torch.zeros(1, 3).double())
+    zero = HeadGradient.whole(torch.zeros(1, 3, 3).double(), torch.zeros(1, 3).double())
     found = restore(zero, counting)
     assert found.counts.tolist() == [expected]
     assert found.silent.tolist() == [True]

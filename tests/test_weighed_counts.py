@@ -285,9 +285,8 @@ def test_public_batches_are_seen_under_the_public_noise_and_as_hidden(digits: Da
         weight=weight, bias=weight[:, 0], total=4, public=public, shrink=0.1, refine=3
     )
     hidden = torch.arange(2)[:, None, None].expand(2, CLASSES, width) > 0
-    like = HeadGradient(
-        weight=weight.expand(2, -1, -1), bias=weight[:, 0].expand(2, -1), weight_seen=hidden
-    )
+    whole = HeadGradient.whole(weight.expand(2, -1, -1), weight[:, 0].expand(2, -1))
+    like = replace(whole, weight_seen=hidden)
     chosen = torch.zeros(200, 4, dtype=torch.int64)
     drawn = _compute(
         chosen,
@@ -300,7 +299,6 @@ def test_public_batches_are_seen_under_the_public_noise_and_as_hidden(digits: Da
     expected = noise[0]["std"] / (1.0 if noise[0]["of"] == "gradient" else 0.5)
     assert float(drawn.weight.std()) == pytest.approx(expected, rel=0.01)
     assert float(drawn.bias.var(dim=0).mean().sqrt()) == pytest.approx(expected, rel=0.1)
-    assert drawn.weight_seen is not None
     assert torch.equal(drawn.weight_seen, hidden.repeat(100, 1, 1))
 
 

@@ -30,14 +30,20 @@ class HeadGradient:
     Attributes:
         weight: [V, C, F], any finite value where nothing was seen.
         bias: [V, C], likewise.
-        weight_seen: What was seen of the weight's, bool, or None if everything was.
+        weight_seen: What was seen of the weight's, bool.
         bias_seen: The same of the bias's.
     """
 
     weight: Tensor
     bias: Tensor
-    weight_seen: Tensor | None = None
-    bias_seen: Tensor | None = None
+    weight_seen: Tensor
+    bias_seen: Tensor
+
+    @staticmethod
+    def whole(weight: Tensor, bias: Tensor) -> HeadGradient:
+        """Gradients of which everything was seen."""
+        seen = (torch.ones_like(t, dtype=torch.bool) for t in (weight, bias))
+        return HeadGradient(weight=weight, bias=bias, weight_seen=next(seen), bias_seen=next(seen))
 
     def scaled(self, factors: Tensor) -> HeadGradient:
         """Gradients of other lengths, by the factors [V]."""
@@ -49,7 +55,7 @@ class HeadGradient:
 
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
         """The same for some of the victims."""
-        return replace(self, **{n: v[chosen] for n, v in vars(self).items() if v is not None})
+        return HeadGradient(**{n: v[chosen] for n, v in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +173,6 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     unsettled = ~silent & (distance > _near(_SETTLED, len(share)))
     if counting.refine and bool(unsettled.any()):
         counts, distance = _refine(counts, distance, filled, product, rows, unsettled, counting)
-    if rows is None:
-        rows = torch.ones_like(filled.bias, dtype=torch.bool)
     return Restored(
         counts=counts,
         plain=solved,
@@ -230,34 +234,24 @@ def _near(level: tuple[float, float], classes: int) -> float:
     return min(most, 0.5 * chance ** (1 / max(1, classes - 1)))
 
 
-def _shown(value: Tensor, seen: Tensor | None) -> Tensor:
-    return value if seen is None else torch.where(seen, value, 0.0)
-
-
 def _silent(head: HeadGradient) -> Tensor:
     """bool [V]: no value that was seen differs from 0."""
-    bias = _shown(head.bias, head.bias_seen).any(dim=1)
-    return ~(bias | _shown(head.weight, head.weight_seen).flatten(1).any(dim=1))
+    seen = (head.bias_seen & (head.bias != 0)).any(dim=1)
+    return ~(seen | (head.weight_seen & (head.weight != 0)).flatten(1).any(dim=1))
 
 
-def complete(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor | None]:
+def complete(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor]:
     """The head's gradient with estimates of what was not seen, and bool [V, C], whether
-    anything of a row was seen (None: of every row)."""
-    if head.weight_seen is None and head.bias_seen is None:
-        return head, None
-    weight_seen = head.weight_seen
-    if weight_seen is None:
-        weight_seen = torch.ones_like(head.weight, dtype=torch.bool)
-    bias, rows = head.bias, None
-    if head.bias_seen is not None:
-        feature = torch.where(weight_seen, public, 0.0)
-        length = feature.square().sum(dim=-1)
-        projected = (torch.where(weight_seen, head.weight, 0.0) * feature).sum(dim=-1)
-        rows = head.bias_seen | (length > 0)
-        bias = torch.where(head.bias_seen, bias, projected / length.clamp_min(1e-300))
+    anything of a row was seen."""
+    if bool(head.weight_seen.all()) and bool(head.bias_seen.all()):
+        return head, head.bias_seen
+    feature = torch.where(head.weight_seen, public, 0.0)
+    length = feature.square().sum(dim=-1)
+    projected = (torch.where(head.weight_seen, head.weight, 0.0) * feature).sum(dim=-1)
+    bias = torch.where(head.bias_seen, head.bias, projected / length.clamp_min(1e-300))
     # With this gradient, the embedding is the public feature in the hidden coordinates.
-    filled = torch.where(weight_seen, head.weight, bias[..., None] * public)
-    return HeadGradient(weight=filled, bias=bias, weight_seen=head.weight_seen), rows
+    filled = torch.where(head.weight_seen, head.weight, bias[..., None] * public)
+    return replace(head, weight=filled, bias=bias), head.bias_seen | (length > 0)
 
 
 def _quotient_logits(head: HeadGradient, counting: Counting) -> tuple[Tensor, Tensor]:
@@ -282,7 +276,7 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 def _solve(
-    probability: Tensor, bias_grad: Tensor, rows: Tensor | None, *, total: int, share: Tensor
+    probability: Tensor, bias_grad: Tensor, rows: Tensor, *, total: int, share: Tensor
 ) -> Tensor:
     """Real-valued counts [V, C] from probabilities [V or 1, C, C] and bias gradients [V, C]."""
     victims, classes = bias_grad.shape
@@ -298,16 +292,11 @@ def _solve(
     sides = centred.reshape(len(square), -1, classes).mT
     solved = torch.linalg.lu_solve(lu, pivots, sides, adjoint=True).mT.reshape(victims, classes)
     least, most = lu.diagonal(dim1=-2, dim2=-1).abs().aminmax(dim=1)
-    undecided = least <= _SINGULAR * most
-    if rows is not None:
-        undecided = undecided | ~rows.all(dim=1)
+    undecided = (least <= _SINGULAR * most) | ~rows.all(dim=1)
     if bool(undecided.any()):
-        undecided = undecided.expand(victims)
         equations = square.expand(victims, -1, -1)[undecided].mT - 1 / classes
-        known = right[undecided]
-        if rows is not None:
-            equations = torch.where(rows[undecided][..., None], equations, 0.0)
-            known = torch.where(rows[undecided], known, 0.0)
+        equations = torch.where(rows[undecided][..., None], equations, 0.0)
+        known = torch.where(rows[undecided], right[undecided], 0.0)
         normal = equations.mT @ equations + 1.0
         normal.diagonal(dim1=-2, dim2=-1).add_(_PRIOR)
         pulled = (equations.mT @ known[..., None]).squeeze(-1) + total * (1 + _PRIOR * share)
@@ -320,7 +309,7 @@ def _refine(
     distance: Tensor,
     head: HeadGradient,
     product: Tensor,
-    rows: Tensor | None,
+    rows: Tensor,
     unsettled: Tensor,
     counting: Counting,
 ) -> tuple[Tensor, Tensor]:
@@ -334,18 +323,20 @@ def _refine(
     """
     solved, counts, distance = counts, counts.clone(), distance.clone()
     at, left = torch.arange(len(distance), device=distance.device), unsettled
-    bias, partial = head.bias, None if head.weight_seen is None else head
+    whole_weight = bool(head.weight_seen.all())
     probability = counting.public.probability[None]
     for step in range(counting.refine + 1):
         if not bool(left.all()):
-            at, bias, product, solved = at[left], bias[left], product[left], solved[left]
-            partial = None if partial is None else partial.victims(left)
-            rows = None if rows is None else rows[left]
+            at, product, solved, rows = at[left], product[left], solved[left], rows[left]
+            head = head.victims(left)
             probability = probability if len(probability) == 1 else probability[left]
         if step:
-            logits = _embed_logits(product, partial, probability, solved, counting)
+            logits = _embed_logits(
+                product, None if whole_weight else head, probability, solved, counting
+            )
             probability = _softmax(logits.add_(counting.offset))
-        solved = _solve(probability, bias, rows, total=counting.total, share=counting.public.share)
+        share = counting.public.share
+        solved = _solve(probability, head.bias, rows, total=counting.total, share=share)
         (tried, away), best = _whole(solved, total=counting.total), distance[at]
         # Within half an instance the refined model is trusted over a chance agreement.
         better = away <= best.clamp_min(0.5)
@@ -372,7 +363,7 @@ def _embed_logits(
     portion = portion / portion.sum(dim=1, keepdim=True).clamp_min(1e-300)
     mixing = probability * portion[..., None]  # M', of which row j is class j
     mixing.diagonal(dim1=-2, dim2=-1).sub_(portion)
-    if partial is not None and partial.weight_seen is not None:
+    if partial is not None:
         modelled = mixing.mT @ counting.public.features
         product = torch.where(partial.weight_seen, partial.weight, modelled) @ counting.weight.T
     # M has rank C - 1 at most, so without shrinkage something must choose.

@@ -207,8 +207,8 @@ def _compute(
     return HeadGradient(
         weight=shown[0],
         bias=shown[1],
-        weight_seen=None if like.weight_seen is None else like.weight_seen[turn],
-        bias_seen=None if like.bias_seen is None else like.bias_seen[turn],
+        weight_seen=like.weight_seen[turn],
+        bias_seen=like.bias_seen[turn],
     )
 
 
@@ -234,9 +234,8 @@ def _head_gradient(releases: Iterable[Release], weight: Tensor, bias: Tensor) ->
             there = estimate.present.get(name, torch.zeros((), dtype=torch.bool).expand(shape))
             shown[place].append(value.to(like.device))
             shown[place + 2].append(there.to(like.device))
-    weights, biases, *seen = map(torch.cat, shown)
-    hidden = [None if bool(s.all()) else s for s in seen]
-    return HeadGradient(weight=weights, bias=biases, weight_seen=hidden[0], bias_seen=hidden[1])
+    weights, biases, weight_seen, bias_seen = map(torch.cat, shown)
+    return HeadGradient(weight=weights, bias=biases, weight_seen=weight_seen, bias_seen=bias_seen)
 
 
 def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:
@@ -255,9 +254,9 @@ def _notes(restored: Restored, head: HeadGradient) -> tuple[str, ...]:
     notes = []
     if int(restored.rows.min()) < classes:
         notes.append(f"{int(restored.rows.min())} of {classes} head rows visible")
-    if head.weight_seen is not None:
+    if not bool(head.weight_seen.all()):
         notes.append(f"{float(head.weight_seen.double().mean()):.0%} of head weights visible")
-    if head.bias_seen is not None:
+    if not bool(head.bias_seen.all()):
         notes.append("hidden bias gradients estimated from the weights'")
     if bool(restored.silent.any()):
         notes.append(

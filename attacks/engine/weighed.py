@@ -181,7 +181,7 @@ def head_gradients(samples: PublicSamples, chosen: Tensor, counting: Counting) -
     features = samples.features[chosen]
     slope = torch.softmax(features @ counting.weight.T + counting.bias, dim=-1)
     slope = slope - torch.nn.functional.one_hot(samples.labels[chosen], len(counting.bias))
-    return HeadGradient(weight=slope.mT @ features / counting.total, bias=slope.mean(dim=1))
+    return HeadGradient.whole(slope.mT @ features / counting.total, slope.mean(dim=1))
 
 
 class _Counters:
