@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import bench
-from bench.records import FlagCode, Row, Run, short
+from bench.records import Row, Run, short
 from bench.report import explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import seen_in_html, visible
@@ -94,7 +94,6 @@ def page(
             over=over,
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
-            gaps=_gaps(tables),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
             trade=_plots("all tables", rows) if subject is None else [],
@@ -165,41 +164,6 @@ def _reasons(tables: Sequence[Board]) -> dict[str, int]:
     """Number the reasons that cells without a figure show when pressed."""
     reasons = (cell.reason for b in tables for line in b.lines for cell in line if cell.reason)
     return {r: i for i, r in enumerate(dict.fromkeys(reasons))}
-
-
-def _gaps(tables: Sequence[Board]) -> list[dict[str, Any]]:
-    """Return every reason of a failed, timed-out or inapplicable cell or training, with its cells;
-    failures first."""
-    where: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-    sizes = {b.title: len(b.rows) for b in tables}
-    for board in tables:
-        for row in board.rows:
-            for gap in _gaps_of(row):
-                where.setdefault(gap, {}).setdefault(board.title, []).append(row.setting)
-    gaps = [
-        {
-            "what": what,
-            "status": status.replace("_", " "),
-            "reason": reason,
-            "where": [
-                (t, f"all {len(s)} settings" if 1 < len(s) == sizes[t] else ", ".join(s))
-                for t, s in tables_.items()
-            ],
-        }
-        for (what, status, reason), tables_ in where.items()
-    ]
-    return sorted(gaps, key=lambda g: g["status"] == "not applicable")
-
-
-def _gaps_of(row: Row) -> Iterator[tuple[str, str, str]]:
-    """(what, status, reason) of whatever has no figure."""
-    for name, entry in row.attacks.items():
-        if entry.status != "done":
-            yield name, entry.status, str(entry.reason)
-    for flag in row.flags:
-        what, _, status = flag.code.partition("_")  # training_not_applicable, audit_failed
-        if what == "training" or flag.code == FlagCode.AUDIT_FAILED:
-            yield what, status, str(flag.values.get("reason", ""))
 
 
 @cache
