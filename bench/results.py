@@ -245,15 +245,6 @@ class Results:
 
         return figures.heat(figures.attacks_map(self._table(**only)), width=width)
 
-    def plot_epsilon(
-        self, *, which: str = "eps_record", width: str = "column", **only: Unpack[TableFilter]
-    ) -> Figure:
-        """Accuracy against an epsilon of one table: eps_record (proven) or eps_claimed."""
-        from bench.report import scatters
-
-        rows = self._table(**only)
-        return scatters.epsilon(rows, which=which, among=self._files.rows, width=width)
-
     def plot_budget(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""
         from bench.report import curves

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +74,6 @@ def test_a_pareto_figure_shows_every_row_its_interval_front_and_floors() -> None
     text = texts(figure)
     assert "useless (no use)" in text
     assert "not shown, without a figure: silent" in text
-
-
-def test_infinite_and_absent_epsilons_are_named_below() -> None:
-    figure = scatters.epsilon(ROWS)
-    (axes,) = figure.axes
-    assert [c[0].get_xdata()[0] for c in axes.containers] == [3.0]
-    assert axes.get_xscale() == "log"
-    assert "not shown, without a figure: beaten" in texts(figure)
-    claimed = scatters.epsilon(ROWS, which="eps_claimed")
-    assert "best per client" in texts(claimed)
-    assert [c[0].get_xdata()[0] for c in claimed.axes[0].containers] == [2.0]
 
 
 def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> None:
@@ -187,10 +175,8 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     ("draw", "message"),
     [
         (lambda p: scatters.pareto([row("a", None, 0.5)]), "nothing to draw"),
-        (lambda p: scatters.epsilon([row("a", 0.5, None)]), "nothing to draw"),
         (lambda p: curves.budget([row("a", 0.5, 0.5)]), "nothing to draw"),
         (lambda p: scatters.pareto(ROWS, width="wide"), "width must be column or page"),
-        (lambda p: scatters.epsilon(ROWS, which="eps"), "which must be"),
         (lambda p: paper.write(scatters.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
         (lambda p: paper.write(scatters.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
     ],
@@ -226,13 +212,11 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
     )
 
 
-def test_three_settings_have_plots_and_an_epsilon_that_none_has_is_not_drawn() -> None:
+def test_three_settings_have_plots() -> None:
     few = [row("none", 0.9, 0.9), row("b", 0.4, 0.8)]
     more = [*few, row("c", 0.3, 0.7)]
     assert "pareto" not in figures.of_table(few, few)
     assert "pareto" in figures.of_table(more, more)
-    with pytest.raises(UserError, match="nothing to draw"):
-        scatters.epsilon([replace(r, eps_record=math.inf) for r in more], least=3)
 
 
 def test_a_defense_has_one_colour_in_all_plots_of_a_report() -> None:

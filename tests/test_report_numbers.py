@@ -10,7 +10,7 @@ import pytest
 
 from bench.metrics.named import leak
 from bench.records import Convergence, FlagCode
-from bench.report import entries, scatters, verdicts
+from bench.report import entries, verdicts
 from tests.conftest import require
 from tests.made_records import attacked, trained
 from tests.made_rows import attack, interval, row, worst
@@ -82,15 +82,3 @@ def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
     able = trained(correct=90, test_samples=100, class_chance=0.1)
     codes = [f.code for f in verdicts.flags_of(shown, [able])]
     assert (FlagCode.CUT_SHORT in codes) == cut
-
-
-def test_an_epsilon_of_zero_is_shown_at_the_edge_and_said_so() -> None:
-    rows = [row("standalone", eps_record=0.0), row("noise", eps_record=8.0)]
-    figure = scatters.epsilon(rows)
-    axes = figure.axes[0]
-    low, high = axes.get_xlim()
-    shown = [x for line in axes.get_lines() for x in np.atleast_1d(line.get_xdata())]
-    assert all(low <= x <= high for x in shown)
-    legend = [t.get_text().replace("\n", " ") for a in figure.axes for t in a.texts]
-    legend += [t.get_text().replace("\n", " ") for g in figure.legends for t in g.get_texts()]
-    assert any("epsilon 0, at the left edge" in t for t in legend), legend

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -68,14 +67,6 @@ def test_a_page_shows_a_plot_of_each_table_with_words_for_who_cannot_see_it() ->
     text = page(*(row(name, n / 9) for n, name in enumerate(("a", "b", "c"), start=1)))
     assert 'alt="Accuracy against leakage: ' in text
     assert "data:image/svg+xml;base64," in text
-
-
-def test_claims_of_different_units_have_no_front() -> None:
-    rows = [row("a", eps_claimed=10.0, unit="client", eps_record=100.0),
-            row("b", eps_claimed=math.inf, unit="record"), row("c")]  # fmt: skip
-    claimed = scatters.epsilon(rows, which="eps_claimed")
-    assert not [one for one in claimed.axes[0].lines if one.get_label() == "front"]
-    assert front_of(scatters.epsilon(rows)) == [(100.0, 0.9)]
 
 
 def test_errors_of_records_are_safer_the_larger_they_are() -> None:

@@ -252,7 +252,6 @@ def test_overrides_of_a_dict_are_refused(tmp_path: Path) -> None:
         (lambda r: r.victims(attack="dlg", checkpoint="final"), "no cell of"),
         (lambda r: r.plot_pareto(dataset="mnist"), "Unknown dataset 'mnist'"),
         (lambda r: r.plot_budget(checkpoint="final"), "nothing to draw"),
-        (lambda r: r.plot_epsilon(which="eps"), "which must be eps_record or eps_claimed"),
         (lambda r: r.pictures(attack="ilrg"), "rebuilds no images"),
         (lambda r: r.pictures(settings={"epsilon": 9}), "there are none, spm(epsilon=0.5)"),
         (lambda r: r.pictures(attack="dlg", victims=0), "victims must be a whole number >= 1"),
@@ -271,7 +270,6 @@ def test_results_draw_figures(results: Results) -> None:
     assert len(grid.axes[0].images) == 2 * 4  # the private line and three settings
     assert results.plot_pareto(checkpoint="init").axes
     assert results.plot_budget(checkpoint="init").axes
-    assert results.plot_epsilon().axes
 
 
 SCRIPT = """

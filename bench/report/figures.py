@@ -23,7 +23,7 @@ from bench.report.curves import budget, course, courses
 from bench.report.leaderboard import cells_by_row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
-from bench.report.scatters import LEAST, epsilon, pareto, trade
+from bench.report.scatters import LEAST, pareto, trade
 from bench.report.tables import attack_metrics, idle, tables
 
 _LETTER_WIDTH = 0.07
@@ -165,7 +165,7 @@ def write_figures(
 ) -> list[Path]:
     """Write each protocol's overview and every table's figures to OUT/figures as
     PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leakage by setting and attack), pareto,
-    epsilon_proven, epsilon_claimed, budget, over_accuracy and others over the rounds, and pictures
+    budget, over_accuracy and others over the rounds, and pictures
     (each setting's strongest attack).
 
     What a table has no figures for (no budget was doubled, records instead of images, no
@@ -190,16 +190,7 @@ def write_figures(
         names[name] += 1
         if names[name] > 1:
             name = f"{name}-{names[name]}"
-        own = partial(epsilon, members, among=rows, width=width, least=LEAST)
-        by_name = dict(
-            _drawn(
-                {
-                    "attacks": partial(heat, attacks_map(members)),
-                    "epsilon_proven": partial(own, which="eps_record"),
-                    "epsilon_claimed": partial(own, which="eps_claimed"),
-                }
-            )
-        )
+        by_name = dict(_drawn({"attacks": partial(heat, attacks_map(members))}))
         by_name |= of_table(members, rows, width=width)
         if strongest := grids.strongest(folder, cells, members):
             by_name["pictures"] = grids.pictures(folder, strongest, width="page")

@@ -1,4 +1,4 @@
-"""Scatter plots of rows: accuracy against leakage or epsilon, and the trade-off of all tables."""
+"""Scatter plots of rows: accuracy against leakage, and the trade-off of all tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ LEAST = 3
 """Settings from which a plot tells more than the table above it."""
 _MOST = 150
 """Of more settings in all tables, those that an overview chooses are drawn."""
-_EPSILONS = {"eps_record": "ε proven for a record", "eps_claimed": "ε claimed"}
 Spot = tuple[Row, Interval, Interval]
 """A row with its two figures, along x and y."""
 
@@ -59,47 +58,6 @@ def pareto(
         _draw_front(axes, spots, sign_of(metric))
         safer = "←" if metric == "ssim" else "→"
         axes.set(xlabel=f"worst-case {METRICS[metric].title} (safer {safer})", ylabel="accuracy")
-    return figure
-
-
-def epsilon(
-    rows: Sequence[Row],
-    *,
-    which: str = "eps_record",
-    among: Sequence[Row] = (),
-    width: str = "column",
-    least: int = 1,
-) -> Figure:
-    """Draw accuracy against a finite epsilon on a logarithmic axis; rows whose epsilon is infinite
-    or absent are named below. Units of claims stand in the legend.
-
-    Args:
-        rows, among, width, least: As of `pareto`.
-        which: eps_record (proven) or eps_claimed.
-
-    Raises:
-        UserError: For another `which`, and if no row has an accuracy or, of several that there
-            must be, fewer have a finite epsilon too.
-    """
-    if which not in _EPSILONS:
-        raise UserError(f"which must be {' or '.join(_EPSILONS)}, got '{which}'.")
-    claims = which == "eps_claimed"
-    known = [(r, getattr(r, which), accuracy) for r in rows if (accuracy := _accuracy(r))]
-    finite = [(r, value, y) for r, value, y in known if value not in (None, math.inf)]
-    _check_enough(finite if least > 1 else known, least)
-    edge = min((value for _, value, _ in finite if value > 0), default=1.0) / 10
-    spots = [(row, exact(value or edge), y) for row, value, y in finite]
-    suffixes = [
-        (f" per {row.unit}" if claims and row.unit else "")
-        + ("" if value else " (epsilon 0, at the left edge)")
-        for row, value, _ in finite
-    ]
-    with plot(width, _missing(rows, spots)) as (figure, axes):
-        set_log(axes, "x")
-        _draw_spots(axes, spots, among or rows, suffixes)
-        if not claims:  # whose units differ
-            _draw_front(axes, spots, 1.0)
-        axes.set(xlabel=f"{_EPSILONS[which]} (safer ←)", ylabel="accuracy")
     return figure
 
 
@@ -158,20 +116,10 @@ def _missing(rows: Sequence[Row], spots: Sequence[Spot]) -> list[str]:
     return [row.setting for row in rows if id(row) not in drawn]
 
 
-def _draw_spots(
-    axes: Axes, spots: Sequence[Spot], among: Sequence[Row], suffixes: Sequence[str] = ()
-) -> None:
-    """Draw settings with their intervals, labelled for the legend.
-
-    Args:
-        axes: Where to draw.
-        spots: The settings.
-        among: See `looks`.
-        suffixes: Ends of their labels.
-    """
+def _draw_spots(axes: Axes, spots: Sequence[Spot], among: Sequence[Row]) -> None:
+    """Draw settings with their intervals, labelled for the legend; among: see `looks`."""
     chosen = looks([row for row, *_ in spots], among)
-    ends = suffixes or [""] * len(spots)
-    for (row, x, y), (colour, marker), end in zip(spots, chosen, ends, strict=True):
+    for (row, x, y), (colour, marker) in zip(spots, chosen, strict=True):
         own = " (own networks)" if row.accuracy is None else ""
         axes.errorbar(
             [x.mean],
@@ -184,7 +132,7 @@ def _draw_spots(
             markerfacecolor=colour if has_use(row) else "white",
             linestyle="none",
             elinewidth=0.6,
-            label=f"{row.setting}{end}{own}{'' if has_use(row) else ' (no use)'}",
+            label=f"{row.setting}{own}{'' if has_use(row) else ' (no use)'}",
         )
 
 
