@@ -237,13 +237,7 @@ class Results:
         from bench.report import figures
 
         summary = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
-        return figures.heat(figures.overview_map(summary), width=width)
-
-    def plot_attacks(self, *, width: str = "page", **only: Unpack[TableFilter]) -> Figure:
-        """Leaks of one table as a map of settings by attacks, the attacker's choice first."""
-        from bench.report import figures
-
-        return figures.heat(figures.attacks_map(self._table(**only)), width=width)
+        return figures.overview_map(summary, width=width)
 
     def plot_budget(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
         """SSIM against each attack's budget, where nothing defends, in one table."""

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
 from tests.conftest import TINY
-from tests.made_rows import attack, flag, interval, worst
+from tests.made_rows import flag, interval, worst
 from tests.made_rows import row as board_row
 from tests.small_folders import leakbench
 
@@ -84,41 +85,24 @@ def test_no_two_of_many_settings_look_alike_and_one_defense_has_one_colour() -> 
                 if r.defense == "d0"}) == 1  # fmt: skip
 
 
-def test_a_map_of_attacks_shows_each_leak_above_its_floor_with_the_choice_first() -> None:
-    attacks = {
-        "dlg": attack(0.6), "ilrg": attack(None), "ridge": attack(0.1),
-        "prior_only": attack(0.2, is_floor=True),
-    }  # fmt: skip
-    rows = [board_row("a", 0.6, attacks=attacks), board_row("none", 1.0)]
-    shades = figures.attacks_map(rows)
-    assert shades.columns == ["selected", "dlg SSIM", "ridge SSIM"]
-    assert shades.leaks[0] == pytest.approx((0.5, 0.5, 0.0))
-    assert shades.texts[1] == ["1.00", "1.00", "–"]
-    drawn = figures.heat(shades)
-    assert {"0.50", "1.00", "–"} <= {t.get_text() for t in drawn.axes[0].texts}
-    with pytest.raises(UserError, match="nothing to draw"):
-        figures.heat(figures.attacks_map([board_row(attacks={"ilrg": attack(None)}, worst=None)]))
-
-
 @pytest.mark.parametrize("widest", ["cifar10 vit_small", "fashion_mnist cnn_selective_shield"])
 def test_the_heads_of_a_wide_map_do_not_overlap(widest: str) -> None:
-    shades = figures.Heat(
-        lines=("secure_aggregation",),
-        columns=("mnist mlp_spm init", f"{widest} final") * 7,
-        leaks=((0.5,) * 14,),
-        texts=(("−9.9pt",) * 14,),
-    )
-    drawn = figures.heat(shades)
+    rows = [board_row("secure_aggregation", model_settings={"width": n}) for n in range(14)]
+    shown = overview(rows)
+    words = [("mnist mlp_spm init",), (f"{widest} final",)] * 7
+    heads = (replace(head, words=own) for head, own in zip(shown.heads, words, strict=True))
+    drawn = figures.overview_map(replace(shown, heads=tuple(heads)))
     FigureCanvasAgg(drawn).draw()
     boxes = [head.get_window_extent() for head in drawn.axes[0].get_xticklabels()]
+    assert len(boxes) == 14
     assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_the_overviews_map_has_its_texts() -> None:
     shown = overview(with_marks([board_row("a", 0.6), board_row("none", 1.0)]))
-    shades = figures.overview_map(shown)
-    assert shades.lines == ["a", "none"]
-    assert shades.texts == [["0.5*="], ["1.0*"]]
+    (axes,) = figures.overview_map(shown).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "none"]
+    assert [text.get_text() for text in axes.texts] == ["0.5*=", "1.0*"]
 
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
@@ -204,7 +188,7 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
     assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
-            "init-attacks", "init-budget", "init-pictures", "final-pictures",
+            "init-budget", "init-pictures", "final-pictures",
         )  # two settings are too few for a plot of their own
     ]  # fmt: skip
     assert sorted(p.name for p in (results.folder / "figures").iterdir()) == sorted(
@@ -267,9 +251,7 @@ def test_a_folder_of_records_has_every_figure_but_pictures(tmp_path: Path) -> No
     assert list(tmp_path.rglob("reconstruction.safetensors"))
     code, text = leakbench("report", made.folder, "--format", "md", "--figures", "png")
     assert code == 0, text
-    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
-        f"fedavg-breast_cancer-logistic-init-{name}.png" for name in ("attacks",)
-    ] + ["fedavg-overview.png"]
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["fedavg-overview.png"]
 
 
 def test_too_many_pictures_ask_for_a_filter(

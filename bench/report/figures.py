@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.files import no_link
-from bench.metrics.named import METRICS, leak
 from bench.records import Row, Run
 from bench.report import grids
 from bench.report.curves import budget, course, courses
@@ -24,7 +22,7 @@ from bench.report.leaderboard import cells_by_row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
 from bench.report.scatters import LEAST, pareto, trade
-from bench.report.tables import attack_metrics, idle, tables
+from bench.report.tables import tables
 
 _LETTER_WIDTH = 0.07
 """Inches of text of 8 points."""
@@ -40,77 +38,23 @@ CHOICES = {
 """What the figures on a page show, by their names."""
 
 
-class Heat(NamedTuple):
-    """A map of leakage by line and column; None where there is none, with the text that stands
-    there."""
-
-    lines: Sequence[str]
-    columns: Sequence[str]
-    leaks: Sequence[Sequence[float | None]]
-    texts: Sequence[Sequence[str]]
-
-
-def attacks_map(rows: Sequence[Row]) -> Heat:
-    """Return the leakage of one table's settings by attack, the attacker-selected reconstruction
-    first. Attacks that apply to no row are left out."""
-    unused = idle(rows)
-    names = {
-        n: m
-        for n, m in attack_metrics(rows).items()
-        if n not in unused and not any(r.attacks[n].is_floor for r in rows if n in r.attacks)
-    }
-    leaks = [[row.leak, *(_leak_of(row, n, m) for n, m in names.items())] for row in rows]
-    return Heat(
-        lines=[r.setting for r in rows] if names else [],
-        columns=["selected", *(f"{n} {METRICS[m].title}" for n, m in names.items())],
-        leaks=leaks,
-        texts=[["–" if v is None else f"{v:.2f}" for v in line] for line in leaks],
-    )
-
-
-def _leak_of(row: Row, name: str, metric: str) -> float | None:
-    entry = row.attacks.get(name)
-    if entry is None or metric not in entry.scores or metric not in entry.floor:
-        return None
-    return leak(entry.scores[metric].mean, entry.floor[metric], metric)
-
-
-def overview_map(summary: Overview) -> Heat:
-    """Return the overview's leakage, defenses by tables, with one decimal beside the signs."""
-    return Heat(
-        lines=[line.defense for line in summary.lines],
-        columns=[" ".join(head.words) for head in summary.heads],
-        leaks=[[v.leak for v in line.verdicts] for line in summary.lines],
-        texts=[
-            [
-                v.leakage if v.leak is None else f"{v.leak:.1f}{v.signs.replace(OVER, '')}"
-                for v in line.verdicts
-            ]
-            for line in summary.lines
-        ],
-    )
-
-
-def heat(plot: Heat, *, width: str = "page") -> Figure:
-    """Draw leakage as a map, shaded from 0 (white) to 1, with the figures in it.
-
-    Raises:
-        UserError: If there is nothing to draw.
-    """
-    if not plot.lines or not plot.columns:
-        raise UserError("no attack of this table has a figure: nothing to draw.")
-    lines = [textwrap.fill(name, 34) for name in plot.lines]
-    heads = [textwrap.fill(name, 26) for name in plot.columns]
+def overview_map(summary: Overview, *, width: str = "page") -> Figure:
+    """Draw the overview's leakage, defenses by tables, as a map from 0 (white) to 1, with one
+    decimal and the signs in it."""
+    lines = [textwrap.fill(line.defense, 34) for line in summary.lines]
+    heads = [textwrap.fill(" ".join(head.words), 26) for head in summary.heads]
     deep = max(len(line) for head in heads for line in head.splitlines()) * _LETTER_WIDTH
     edges = [0.0, *itertools.accumulate(max(1.6, len(name.splitlines())) for name in lines)]
-    leaks = [[math.nan if v is None else v for v in line] for line in plot.leaks]
+    leaks = [[math.nan if v.leak is None else v.leak for v in r.verdicts] for r in summary.lines]
     with styled():
         size = (inches(width), edges[-1] * LINE_HEIGHT + deep + 0.5)
         figure = Paper(figsize=size, layout="constrained")
         axes = figure.subplots()
         axes.pcolormesh(range(len(heads) + 1), edges, leaks, cmap="Oranges", vmin=0.0, vmax=1.5)
-        for (top, bottom), texts in zip(itertools.pairwise(edges), plot.texts, strict=True):
-            for x, text in enumerate(texts):
+        for (top, bottom), line in zip(itertools.pairwise(edges), summary.lines, strict=True):
+            for x, verdict in enumerate(line.verdicts):
+                signs = verdict.signs.replace(OVER, "")
+                text = verdict.leakage if verdict.leak is None else f"{verdict.leak:.1f}{signs}"
                 size_ = None if len(text) < 7 else "small"
                 middle = (x + 0.5, (top + bottom) / 2)
                 axes.text(*middle, text, ha="center", va="center", fontsize=size_)
@@ -164,7 +108,7 @@ def write_figures(
     width: str = "column",
 ) -> list[Path]:
     """Write each protocol's overview and every table's figures to OUT/figures as
-    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: attacks (leakage by setting and attack), pareto,
+    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: pareto,
     budget, over_accuracy and others over the rounds, and pictures
     (each setting's strongest attack).
 
@@ -180,7 +124,7 @@ def write_figures(
     paths: list[Path] = []
     names: Counter[str] = Counter()
     for protocol_overview in by_protocol(rows):
-        by_table = heat(overview_map(protocol_overview))
+        by_table = overview_map(protocol_overview)
         paths += write(by_table, place / f"{protocol_overview.protocol}-overview", formats)
     for what, figure in of_report(rows).items():
         paths += write(figure, place / what, formats)
@@ -190,8 +134,7 @@ def write_figures(
         names[name] += 1
         if names[name] > 1:
             name = f"{name}-{names[name]}"
-        by_name = dict(_drawn({"attacks": partial(heat, attacks_map(members))}))
-        by_name |= of_table(members, rows, width=width)
+        by_name = of_table(members, rows, width=width)
         if strongest := grids.strongest(folder, cells, members):
             by_name["pictures"] = grids.pictures(folder, strongest, width="page")
         for what, figure in by_name.items():
