@@ -239,12 +239,6 @@ class Results:
         summary = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
         return figures.overview_map(summary, width=width)
 
-    def plot_budget(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
-        """SSIM against each attack's budget, where nothing defends, in one table."""
-        from bench.report import curves
-
-        return curves.budget(self._table(**only), width=width)
-
     def plot_course(
         self, what: str = "accuracy", *, width: str = "column", **only: Unpack[TableFilter]
     ) -> Figure:

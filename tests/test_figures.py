@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import bench
 from bench.errors import UserError
 from bench.records import FlagCode, Row
-from bench.report import curves, figures, leaderboard, paper, scatters
+from bench.report import figures, leaderboard, paper, scatters
 from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
@@ -159,7 +159,6 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     ("draw", "message"),
     [
         (lambda p: scatters.pareto([row("a", None, 0.5)]), "nothing to draw"),
-        (lambda p: curves.budget([row("a", 0.5, 0.5)]), "nothing to draw"),
         (lambda p: scatters.pareto(ROWS, width="wide"), "width must be column or page"),
         (lambda p: paper.write(scatters.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
         (lambda p: paper.write(scatters.pareto(ROWS), p / "f" / "a", ("png",)), "cannot write"),
@@ -188,7 +187,7 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
     assert [p.name for p in paths] == ["fedavg-overview.png"] + [
         f"fedavg-digits-mlp_spm-{name}.png"
         for name in (
-            "init-budget", "init-pictures", "final-pictures",
+            "init-pictures", "final-pictures",
         )  # two settings are too few for a plot of their own
     ]  # fmt: skip
     assert sorted(p.name for p in (results.folder / "figures").iterdir()) == sorted(

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.metrics.intervals import Interval
 from bench.records import (
-    DoubledScore,
     FlagCode,
     PlannedTraining,
     Row,
@@ -19,7 +15,6 @@ from bench.records import (
 from bench.report import (
     boards,
     columns,
-    curves,
     scatters,
     site,
     terminal,
@@ -194,19 +189,3 @@ def test_an_error_of_several_lines_stays_in_its_row_of_the_markdown_table() -> N
     body = lines[lines.index(next(line for line in lines if line.startswith("| marks "))) + 2]
     assert body.endswith("audit failed: ValueError: a&#124;b second line third |")
     assert lines[-1] == "- idlg failed: ValueError: a&#124;b second line third (none)"
-
-
-def test_leakage_is_drawn_against_the_budgets_of_all_suites() -> None:
-    def reference(budget: int, ssim: float, again: float) -> Any:
-        doubled = DoubledScore(budget=2 * budget, ssim=interval(again))
-        entry = attack(ssim, budget=budget, doubled=doubled)
-        return row(suite=f"b{budget} v1", attacks={"dlg": entry, "idlg": attack(0.3)})
-
-    rows = [reference(100, 0.5, 0.6), reference(300, 0.7, 0.8)]
-    (drawn,) = curves.budget(rows).axes[0].containers
-    assert drawn.get_label() == "dlg"
-    assert list(drawn[0].get_xdata()) == [100, 200, 300, 600]
-    assert list(drawn[0].get_ydata()) == [0.5, 0.6, 0.7, 0.8]
-    with pytest.raises(UserError, match="two budgets"):
-        curves.budget([row()])
-    assert 'alt="Leakage against budget: ' in page(*rows)

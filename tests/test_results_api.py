@@ -251,7 +251,6 @@ def test_overrides_of_a_dict_are_refused(tmp_path: Path) -> None:
         (lambda r: r.victims(attack="dgl"), "Did you mean 'dlg'"),
         (lambda r: r.victims(attack="dlg", checkpoint="final"), "no cell of"),
         (lambda r: r.plot_pareto(dataset="mnist"), "Unknown dataset 'mnist'"),
-        (lambda r: r.plot_budget(checkpoint="final"), "nothing to draw"),
         (lambda r: r.pictures(attack="ilrg"), "rebuilds no images"),
         (lambda r: r.pictures(settings={"epsilon": 9}), "there are none, spm(epsilon=0.5)"),
         (lambda r: r.pictures(attack="dlg", victims=0), "victims must be a whole number >= 1"),
@@ -269,7 +268,6 @@ def test_results_draw_figures(results: Results) -> None:
     grid = results.pictures(attack="dlg", victims=2)
     assert len(grid.axes[0].images) == 2 * 4  # the private line and three settings
     assert results.plot_pareto(checkpoint="init").axes
-    assert results.plot_budget(checkpoint="init").axes
 
 
 SCRIPT = """

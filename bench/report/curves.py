@@ -1,5 +1,4 @@
-"""Line plots: scores over an attack's budget, and figures over the rounds of a training or over the
-values of a sweep."""
+"""Line plots: figures over the rounds of a training or over the values of a sweep."""
 
 from __future__ import annotations
 
@@ -13,18 +12,9 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.protocols.settings import rounds_before
 from bench.records import Row
-from bench.report.paper import (
-    COLOURS,
-    MARKERS,
-    bars,
-    draw_floors,
-    looks,
-    plot,
-    set_log,
-)
+from bench.report.paper import COLOURS, MARKERS, bars, looks, plot, set_log
 from bench.report.scatters import exact
 from bench.report.tables import same_training
-from bench.report.verdicts import is_reference
 
 Points = Sequence[tuple[float, Interval]]
 """Where each figure was measured, in ascending order, and the figure."""
@@ -54,36 +44,6 @@ def draw_line(axes: Axes, points: Points, *, colour: str, marker: str, label: st
         elinewidth=0.6,
         label=label,
     )
-
-
-def budget(rows: Sequence[Row], *, width: str = "column") -> Figure:
-    """Draw every attack's SSIM without a defense, at each suite's budget and at twice that: SSIM
-    that still rises means that the attack was cut short.
-
-    Raises:
-        UserError: If no attack was run at more than one budget.
-    """
-    series: dict[str, dict[int, Interval]] = {}
-    floors: Mapping[str, float] = {}
-    for row in filter(is_reference, rows):
-        for name, entry in row.attacks.items():
-            again, score = entry.doubled, entry.scores.get("ssim")
-            if again and again.ssim and score and entry.budget:
-                measured = series.setdefault(name, {})
-                measured.setdefault(entry.budget, score)
-                measured.setdefault(again.budget, again.ssim)
-                floors = floors or entry.floor
-    if not series:
-        raise UserError("no attack of this table was run at two budgets: nothing to draw.")
-    ticks = sorted({b for measured in series.values() for b in measured})
-    with plot(width) as (figure, axes):
-        _draw_lines(
-            axes, {n: sorted(series[n].items(), key=lambda p: p[0]) for n in sorted(series)}
-        )
-        draw_floors(axes, [floors], "ssim", across=True)
-        axes.set(xlabel="gradient evaluations per start", ylabel="SSIM, nothing defends")
-        axes.set_xticks(ticks, list(map(str, ticks)))
-    return figure
 
 
 def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Points]]:
@@ -172,13 +132,10 @@ def sweep(
     with plot(width) as (figure, axes):
         if numeric and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
             set_log(axes, "x")
-        _draw_lines(axes, {n: [(at[str(v)], y) for v, y in some] for n, some in settings.items()})
+        for number, (name, some) in enumerate(settings.items()):
+            points = [(at[str(v)], y) for v, y in some]
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            draw_line(axes, points, colour=colour, marker=marker, label=name)
         axes.set(xlabel=over, ylabel="leakage (safer ↓)", ylim=(-0.03, 1.03))
         axes.set_xticks(list(at.values()), list(at))
     return figure
-
-
-def _draw_lines(axes: Axes, series: Mapping[str, Points]) -> None:
-    for number, (name, points) in enumerate(series.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        draw_line(axes, points, colour=colour, marker=marker, label=name)

@@ -17,7 +17,7 @@ from bench.errors import UserError
 from bench.files import no_link
 from bench.records import Row, Run
 from bench.report import grids
-from bench.report.curves import budget, course, courses
+from bench.report.curves import course, courses
 from bench.report.leaderboard import cells_by_row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
@@ -29,7 +29,6 @@ _LETTER_WIDTH = 0.07
 CHOICES = {
     "trade": "Leakage against accuracy drop, all tables",
     "pareto": "Accuracy against leakage",
-    "budget": "Leakage against budget",
     "over_accuracy": "Accuracy over the rounds",
     "over_leak": "Leakage over the rounds",
     "over_eps_record": "Proven epsilon over the rounds",
@@ -82,8 +81,7 @@ def of_table(
         width: Of each.
     """
     drawers: dict[str, Callable[[], Figure]] = {
-        "pareto": partial(pareto, members, among=rows, width=width, least=LEAST),
-        "budget": partial(budget, members, width=width),
+        "pareto": partial(pareto, members, among=rows, width=width, least=LEAST)
     }
     for what in courses(members, rows):
         drawers[f"over_{what}"] = partial(course, members, rows, what, width=width)

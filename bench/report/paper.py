@@ -124,18 +124,14 @@ def set_log(axes: Axes, which: str) -> None:
     axis.set_minor_formatter("")
 
 
-def draw_floors(
-    axes: Axes, floors: Sequence[Mapping[str, float]], metric: str, *, across: bool = False
-) -> None:
+def draw_floors(axes: Axes, floors: Sequence[Mapping[str, float]], metric: str) -> None:
     """Draw a line or, where rows differ, a band at the scores that need no message.
 
     Args:
-        axes: Where to draw.
+        axes: Where to draw, scores along x.
         floors: Baselines by metric, of every row.
         metric: Of the axis.
-        across: Whether scores are along y.
     """
-    line, span = (axes.axhline, axes.axhspan) if across else (axes.axvline, axes.axvspan)
     for name, style, what in (
         (metric, "dotted", "reads nothing"),
         (metric + FLOOR_SUFFIX, "dashed", "told the labels"),
@@ -144,9 +140,9 @@ def draw_floors(
         if known:
             lo, hi = min(known), max(known)
             grey: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
-            line((lo + hi) / 2, linestyle=style, label=f"baseline: {what}", **grey)
+            axes.axvline((lo + hi) / 2, linestyle=style, label=f"baseline: {what}", **grey)
             if hi > lo:
-                span(lo, hi, color=GREY, alpha=0.2, linewidth=0, zorder=0)
+                axes.axvspan(lo, hi, color=GREY, alpha=0.2, linewidth=0, zorder=0)
 
 
 @contextmanager
