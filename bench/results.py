@@ -222,13 +222,6 @@ class Results:
         table = self._table(**only)
         return scatters.pareto(table, among=self._files.rows, width=width)
 
-    def plot_trade(self, *, width: str = "page") -> Figure:
-        """Leak, of the observed round in which it is most, against points of accuracy lost, of all
-        tables. Raises UserError if too few settings are of use."""
-        from bench.report import scatters
-
-        return scatters.trade(self._files.rows, width=width)
-
     def plot_overview(
         self, *, loss: float = LOSS, protocol: str | None = None, width: str = "page"
     ) -> Figure:

@@ -19,7 +19,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import bench
-from bench.errors import UserError
 from bench.records import FlagCode, Row
 from bench.report import figures, leaderboard, paper, scatters
 from bench.report.marks import with_marks
@@ -208,22 +207,6 @@ def test_a_defense_has_one_colour_in_all_plots_of_a_report() -> None:
     among = [colour for colour, _ in paper.looks(one, [*one, *other])]
     assert alone == [paper.GREY, paper.COLOURS[0]]
     assert among == [paper.GREY, paper.COLOURS[1]]
-
-
-def test_all_tables_are_drawn_by_their_worst_round_and_what_they_lose() -> None:
-    accuracies = {"none": 0.9, "b": 0.8, "c": 0.7, "d": 0.85}
-    rows = [
-        one
-        for c, leak in (("init", 0.8), ("final", 0.5))
-        for one in with_marks(
-            [row(d, leak, a, checkpoint=c, accuracies={0: a}) for d, a in accuracies.items()]
-        )
-    ]
-    points = [c[0] for c in scatters.trade(rows).axes[0].containers]
-    assert {p.get_xdata()[0] for p in points} == {rows[0].leak}  # of the first round
-    assert [round(p.get_ydata()[0]) for p in points] == [10, 20, 5]
-    with pytest.raises(UserError, match="too few settings"):
-        scatters.trade(rows[:2])
 
 
 def test_pictures_show_the_records_images_in_the_runs_order(results: Results) -> None:

@@ -7,13 +7,11 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.errors import UserError
 from bench.files import no_link
 from bench.records import Row, Run
 from bench.report import grids
@@ -21,13 +19,14 @@ from bench.report.curves import course, courses
 from bench.report.leaderboard import cells_by_row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
-from bench.report.scatters import LEAST, pareto, trade
+from bench.report.scatters import pareto, spots_of
 from bench.report.tables import tables
 
 _LETTER_WIDTH = 0.07
 """Inches of text of 8 points."""
+_LEAST = 3
+"""Settings from which a plot tells more than the table above it."""
 CHOICES = {
-    "trade": "Leakage against accuracy drop, all tables",
     "pareto": "Accuracy against leakage",
     "over_accuracy": "Accuracy over the rounds",
     "over_leak": "Leakage over the rounds",
@@ -65,11 +64,6 @@ def overview_map(summary: Overview, *, width: str = "page") -> Figure:
     return figure
 
 
-def of_report(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Return the figure of all tables of a report by its name; none where it would say nothing."""
-    return dict(_drawn({"trade": partial(trade, rows)}))
-
-
 def of_table(
     members: Sequence[Row], rows: Sequence[Row], *, width: str = "column"
 ) -> dict[str, Figure]:
@@ -80,21 +74,12 @@ def of_table(
         rows: All of the report.
         width: Of each.
     """
-    drawers: dict[str, Callable[[], Figure]] = {
-        "pareto": partial(pareto, members, among=rows, width=width, least=LEAST)
-    }
+    drawn = {}
+    if len(spots_of(members)) >= _LEAST:
+        drawn["pareto"] = pareto(members, among=rows, width=width)
     for what in courses(members, rows):
-        drawers[f"over_{what}"] = partial(course, members, rows, what, width=width)
-    return dict(_drawn(drawers))
-
-
-def _drawn(drawers: dict[str, Callable[[], Figure]]) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures for which there is something to draw."""
-    for name, draw in drawers.items():
-        try:
-            yield name, draw()
-        except UserError:
-            continue
+        drawn[f"over_{what}"] = course(members, rows, what, width=width)
+    return drawn
 
 
 def write_figures(
@@ -124,8 +109,6 @@ def write_figures(
     for protocol_overview in by_protocol(rows):
         by_table = overview_map(protocol_overview)
         paths += write(by_table, place / f"{protocol_overview.protocol}-overview", formats)
-    for what, figure in of_report(rows).items():
-        paths += write(figure, place / what, formats)
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)

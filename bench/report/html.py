@@ -62,8 +62,7 @@ def page(
     contents = [_board_values(b, pictures) for b in tables]
     if subject is None:  # the pages on subjects are many, and a plot takes half a second
         contents = [
-            {**values, "plots": _plots(b.title, rows, b.rows)}
-            for b, values in zip(tables, contents, strict=True)
+            {**values, "plots": _plots(b, rows)} for b, values in zip(tables, contents, strict=True)
         ]
     choices = overview.choices(rows) if overall else []
     reasons = _reasons(tables)
@@ -96,7 +95,6 @@ def page(
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
-            trade=_plots("all tables", rows) if subject is None else [],
             overviews=choices,
             costs=overview.COSTS,
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
@@ -117,21 +115,14 @@ def _board_values(board: Board, pictures: Pictures) -> dict[str, Any]:
     }
 
 
-def _plots(
-    title: str, rows: Sequence[Row], members: Sequence[Row] | None = None
-) -> list[tuple[str, Markup]]:
-    """Return what each figure of a table shows, and the figure as an image element.
-
-    Args:
-        title: Of the table.
-        rows: All of the report.
-        members: The table's; None: the figures of all tables together.
-    """
+def _plots(board: Board, rows: Sequence[Row]) -> list[tuple[str, Markup]]:
+    """Return what each figure of a table shows, and the figure as an image element. rows: all of
+    the report."""
     from bench.report import figures, paper  # which take longer to import than a page takes
 
-    by_name = figures.of_report(rows) if members is None else figures.of_table(members, rows)
+    by_name = figures.of_table(board.rows, rows)
     named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
-    return [(what, Markup(paper.image_of(f, f"{what}: {title}"))) for what, f in named]
+    return [(what, Markup(paper.image_of(f, f"{what}: {board.title}"))) for what, f in named]
 
 
 def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scatter plots of rows: accuracy against leakage, and the trade-off of all tables."""
+"""Scatter plots of rows: accuracy against leakage."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS, sign_of
 from bench.records import Row
-from bench.report.overview import LOSSES, overview
 from bench.report.paper import GREY, bars, draw_floors, looks, plot, set_log
-from bench.report.tables import same_training, tables
-from bench.report.verdicts import UNDEFENDED, has_use
+from bench.report.verdicts import has_use
 
-LEAST = 3
-"""Settings from which a plot tells more than the table above it."""
-_MOST = 150
-"""Of more settings in all tables, those that an overview chooses are drawn."""
 Spot = tuple[Row, Interval, Interval]
-"""A row with its two figures, along x and y."""
+"""A row with its worst-case score and its accuracy: of the common model, or where there is none of
+the clients' own networks."""
 
 
-def pareto(
-    rows: Sequence[Row], *, among: Sequence[Row] = (), width: str = "column", least: int = 1
-) -> Figure:
+def spots_of(rows: Sequence[Row]) -> list[Spot]:
+    """Return the rows of one table that have both figures."""
+    known = ((r, r.ranking, r.accuracy or r.personal_accuracy) for r in rows)
+    return [(row, case.interval, accuracy) for row, case, accuracy in known if case and accuracy]
+
+
+def pareto(rows: Sequence[Row], *, among: Sequence[Row] = (), width: str = "column") -> Figure:
     """Draw accuracy against worst-case leakage of one table's rows, with 95 % intervals, the
     baselines, and the front: settings that no other one beats in both.
 
@@ -37,20 +36,18 @@ def pareto(
         rows: Of one table.
         among: Rows of the whole report, by which a defense has its colour.
         width: column or page.
-        least: Rows that there must be.
 
     Raises:
-        UserError: If fewer rows have both figures.
+        UserError: If no row has both figures.
     """
-    metric = "mse" if all(r.ranking.metric == "mse" for r in rows if r.ranking) else "ssim"
-    spots = [
-        (row, row.ranking.interval, accuracy)
-        for row in rows
-        if row.ranking and row.ranking.metric == metric and (accuracy := _accuracy(row))
-    ]
-    _check_enough(spots, least)
-    floors = [r.attacks[r.ranking.attack].floor for r, *_ in spots if r.ranking]
-    with plot(width, _missing(rows, spots)) as (figure, axes):
+    spots = spots_of(rows)
+    if not spots:
+        raise UserError("no row of this table has both figures: nothing to draw.")
+    drawn = {id(row) for row, *_ in spots}
+    cases = [row.ranking for row, *_ in spots if row.ranking]
+    metric = cases[0].metric
+    floors = [row.attacks[case.attack].floor for (row, *_), case in zip(spots, cases, strict=True)]
+    with plot(width, [r.setting for r in rows if id(r) not in drawn]) as (figure, axes):
         if metric == "mse":
             set_log(axes, "x")
         _draw_spots(axes, spots, among or rows)
@@ -61,59 +58,9 @@ def pareto(
     return figure
 
 
-def trade(rows: Sequence[Row], *, width: str = "page") -> Figure:
-    """Draw the leakage in the leakiest observed round against the accuracy drop in points, for the
-    defended settings of all tables of a report.
-
-    Raises:
-        UserError: If too few settings are of use.
-    """
-    final = [r for r in rows if r.checkpoint == "final"] or rows
-    worst: dict[str, float] = {}
-    for row in rows:
-        if row.leak is not None and has_use(row):
-            worst[same_training(row)] = max(row.leak, worst.get(same_training(row), 0.0))
-    spots = [
-        (row, exact(worst[same_training(row)]), exact(100 * row.accuracy_drop.mean))
-        for _, members in tables(final)
-        for row in members
-        if row.defense != UNDEFENDED and has_use(row)
-        if row.leak is not None and row.accuracy_drop is not None
-    ]
-    if len(spots) > _MOST:
-        chosen = {id(row) for line in overview(final, LOSSES[-1]).lines for row in line.rows}
-        spots = [spot for spot in spots if id(spot[0]) in chosen]
-    if len(spots) < LEAST:
-        raise UserError("too few settings of these tables are of use: nothing to draw.")
-    with plot(width) as (figure, axes):
-        _draw_spots(axes, spots, rows)
-        axes.set(
-            xlabel="leakage, worst observed round (safer ←)",
-            ylabel="accuracy drop, points (better ↓)",
-            xlim=(-0.03, 1.03),
-        )
-    return figure
-
-
 def exact(value: float) -> Interval:
     """Return a number as an interval without width."""
     return Interval(mean=value, lo=value, hi=value)
-
-
-def _accuracy(row: Row) -> Interval | None:
-    """Return the accuracy of the common model, or where there is none of the clients' own
-    networks."""
-    return row.accuracy or row.personal_accuracy
-
-
-def _check_enough(spots: Sequence[object], least: int) -> None:
-    if len(spots) < least:
-        raise UserError("no row of this table has both figures: nothing to draw.")
-
-
-def _missing(rows: Sequence[Row], spots: Sequence[Spot]) -> list[str]:
-    drawn = {id(row) for row, *_ in spots}
-    return [row.setting for row in rows if id(row) not in drawn]
 
 
 def _draw_spots(axes: Axes, spots: Sequence[Spot], among: Sequence[Row]) -> None:
