@@ -243,11 +243,6 @@ class Results:
 
         return curves.course(self._table(**only), self._files.rows, what, width=width)
 
-    def course(self) -> DataFrame:
-        """One line per setting and round after which something was measured: accuracy and epsilons
-        (`course` of the suite), and at checkpoints the leak."""
-        return frames.course(self._files.rows)
-
     def to_latex(self, *, intervals: bool = False, **only: Unpack[RowFilter]) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
         booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %

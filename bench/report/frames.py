@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, METRICS
-from bench.protocols.settings import rounds_before
 from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
-from bench.report.tables import same_training
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -186,31 +184,6 @@ def overview_tables(rows: Sequence[Row], loss: float) -> list[tuple[str, DataFra
         settings = [", ".join(line.settings) for line in summary.lines]
         frames.append((summary.protocol, frame.assign(settings=settings)))
     return frames
-
-
-def course(rows: Sequence[Row]) -> DataFrame:
-    """Return one line per setting and measured round."""
-    from pandas import DataFrame
-
-    lines: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def put(row: Row, rounds: int, figures: Mapping[str, Any]) -> None:
-        same = {n: getattr(row, n) for n in ("protocol", "dataset", "model", "defense", "setting")}
-        place = (same_training(row), rounds)
-        lines.setdefault(place, {**same, "rounds": rounds}).update(figures)
-
-    for row in rows:
-        for point in row.course:
-            accuracies = mean_and_ends("accuracy", point.accuracy) | mean_and_ends(
-                "personal_accuracy", point.personal_accuracy
-            )
-            epsilons = {"eps_claimed": point.eps_claimed, "eps_record": point.eps_record}
-            put(row, point.rounds, accuracies | epsilons)
-    for row in rows:
-        if row.leak_interval is not None:
-            rounds = rounds_before(row.checkpoint, row.protocol_settings.rounds)
-            put(row, rounds, mean_and_ends("leakage", row.leak_interval))
-    return DataFrame([lines[place] for place in sorted(lines)])
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:
