@@ -130,27 +130,12 @@ def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(made
     other = made.compared("b", "a")
     assert other.difference.interval.mean == pytest.approx(-compared.difference.interval.mean)
     assert other.difference.p == compared.difference.p
-    assert made.compared(attack="ridge").means == pytest.approx((0.25, 0.3))
 
 
 def test_a_smaller_error_is_the_larger_leak(made: Folder) -> None:
     made.row("a", 0, {"dlg": {"mse": [1.0, 4.0]}, "ridge": {"mse": [2.0, 2.0]}}, floors=[5.0, 5.0])
     made.row("b", 0, {"dlg": {"mse": [3.0, 3.0]}, "ridge": {"mse": [5.0, 5.0]}}, floors=[5.0, 5.0])
     assert made.compared().difference.interval.mean == pytest.approx((3.0 - 1.5) / 5)
-    compared = made.compared(attack="ridge")
-    assert compared.metric == "mse"
-    assert compared.means == (2.0, 5.0)
-    assert compared.difference.interval.mean == 3.0
-
-
-def test_every_table_is_compared_by_its_own_metric(made: Folder, tmp_path: Path) -> None:
-    """Images by SSIM and records by MSE, in one call."""
-    for dataset, metric in (("digits", "ssim"), ("adult", "mse")):
-        for defense in ("a", "b"):
-            made.row(defense, 0, {"dlg": {metric: [0.3, 0.4]}}, dataset=dataset)
-    assert made.compared(attack="dlg").metric == "ssim"
-    comparisons = comparison.compare_rows(tmp_path, "a", "b", attack="dlg")
-    assert [one.metric for one in comparisons] == ["ssim", "mse"]
 
 
 def test_only_seeds_that_both_rows_have_count(made: Folder) -> None:
@@ -220,10 +205,6 @@ def test_rows_are_named_by_as_many_settings_as_tell_them_apart(made: Folder) -> 
     ):
         with pytest.raises(ValueError, match=problem):
             made.compared(one, two)
-    with pytest.raises(ValueError, match=r"Unknown attack 'dgl'\. Did you mean 'dlg'"):
-        made.compared("none", "spm:epsilon=1", attack="dgl")
-    with pytest.raises(ValueError, match="none has no lnacc of dlg in"):
-        made.compared("none", "spm:epsilon=1", attack="dlg", metric="lnacc")
 
 
 def shown_marks(made: Folder) -> dict[str, str]:
@@ -324,11 +305,11 @@ def test_the_command_prints_within_80_columns_and_as_strict_json(made: Folder) -
     assert "victims 8 in each of 3 seeds" in flat
     assert "p < 0.001 (adjusted for 1 comparisons; alone < 0.001)" in flat
     assert "verdict separated" in flat
-    code, text = compare(out, "none", "spm", "--attack", "ilrg", "--json", "--only", "seed=1")
+    code, text = compare(out, "none", "spm", "--json")
     assert code == 0, text
     (document,) = json.loads(text)
     assert document["title"] == "fedavg of 10 clients · digits · mlp_spm · final round"
-    assert (document["metric"], len(document["seed_means"])) == ("lnacc", 1)
+    assert len(document["seed_means"]) == 3
     assert "NaN" not in text
 
 
@@ -340,11 +321,7 @@ MISSING_ROW = "compare takes two rows, A and B: leakbench report DIR --details l
     [
         ((), MISSING_ROW),
         (("a",), MISSING_ROW),
-        (("a", "b", "--only", "colour=red"), "Unknown key 'colour' in --only."),
-        (("a", "b", "--only", "dataset=mnist"), "Unknown dataset 'mnist'."),
         (("a", "b", "--checkpoint=finale"), "Unknown checkpoint 'finale'. Did you mean 'final'?"),
-        (("a", "b", "--metric", "sim"), "Unknown metric 'sim'. Did you mean 'ssim'?"),
-        (("a", "b", "--metric", "mse"), "--metric mse needs --attack"),
     ],
 )
 def test_bad_input_ends_with_one_sentence(
