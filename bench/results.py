@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from bench import models
 from bench import suite as suites
@@ -29,29 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from torch import nn
-
-
-class RowFilter(TypedDict, total=False):
-    """Keeps rows by what they are called."""
-
-    checkpoint: str | None
-    dataset: str | None
-    defense: str | None
-
-
-class CellFilter(RowFilter, total=False):
-    """Keeps attacks of rows too."""
-
-    attack: str | None
-
-
-class TableFilter(TypedDict, total=False):
-    """Names a table, by as much as tells it from the others; checkpoint: by default the last."""
-
-    dataset: str | None
-    model: str | None
-    protocol: str | None
-    checkpoint: str | None
 
 
 def run(
@@ -128,8 +105,9 @@ def load(folder: str | Path) -> Results:
 class Results:
     """A result folder: tables as pandas DataFrames, figures as matplotlib Figures.
 
-    Epsilons are floats, `inf` where nothing is proven; what there is no figure of is NaN. Raises
-    ValueError if the folder is no result folder.
+    Epsilons are floats, `inf` where nothing is proven; what there is no figure of is NaN. `only`
+    keeps rows and cells by protocol, dataset, model, defense, checkpoint, and cells by attack.
+    Raises UserError if the folder is no result folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -179,16 +157,16 @@ class Results:
             raise UserError(f"loss is a share of the test samples in [0, 1], got {loss}.")
         return loss
 
-    def leaderboard(self, **only: Unpack[RowFilter]) -> DataFrame:
+    def leaderboard(self, **only: str | None) -> DataFrame:
         """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
         e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
         return frames.leaderboard(self._rows(**only))
 
-    def attacks(self, **only: Unpack[RowFilter]) -> DataFrame:
+    def attacks(self, **only: str | None) -> DataFrame:
         """One line per row and attack, with every metric, interval, floor, status and reason."""
         return frames.attacks(self._rows(**only))
 
-    def victims(self, **only: Unpack[CellFilter]) -> DataFrame:
+    def victims(self, **only: str | None) -> DataFrame:
         """One line per victim of every finished cell, from the records."""
         return frames.victims(Store(self.folder, self._run), self._some_cells(**only))
 
@@ -198,7 +176,7 @@ class Results:
         settings: Mapping[str, Any] | None = None,
         victims: int = 8,
         width: str = "page",
-        **only: Unpack[CellFilter],
+        **only: str | None,
     ) -> Figure:
         """Private images above what attacks made of them, SSIM under each: the first victims in
         the run's order, of the first seed.
@@ -215,7 +193,7 @@ class Results:
             raise UserError(f"no cell has the settings {filters}; there are {there}.")
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
-    def plot_pareto(self, *, width: str = "column", **only: Unpack[TableFilter]) -> Figure:
+    def plot_pareto(self, *, width: str = "column", **only: str | None) -> Figure:
         """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
         from bench.report import scatters
 
@@ -233,7 +211,7 @@ class Results:
         return figures.overview_map(summary, width=width)
 
     def plot_course(
-        self, what: str = "accuracy", *, width: str = "column", **only: Unpack[TableFilter]
+        self, what: str = "accuracy", *, width: str = "column", **only: str | None
     ) -> Figure:
         """One table's accuracy, leak, eps_record or eps_claimed over the rounds of training.
 
@@ -243,7 +221,7 @@ class Results:
 
         return curves.course(self._table(**only), self._files.rows, what, width=width)
 
-    def to_latex(self, *, intervals: bool = False, **only: Unpack[RowFilter]) -> str:
+    def to_latex(self, *, intervals: bool = False, **only: str | None) -> str:
         """The leaderboard for a paper: one `table` environment per table, with the rules of
         booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
         intervals beside them. Raises UserError for a value that occurs nowhere."""
@@ -272,7 +250,7 @@ class Results:
             )
         return cells
 
-    def _table(self, **only: Unpack[TableFilter]) -> list[Row]:
+    def _table(self, **only: str | None) -> list[Row]:
         """Return the rows of the one table that the filters fit."""
         rows = self._rows(**only)
         groups = tables.tables(rows)
