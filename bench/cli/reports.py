@@ -221,7 +221,7 @@ def publish(
     if figures:
         from bench.report.figures import write_figures
 
-        paths += write_figures(rows, folder, out, figures)
+        paths += write_figures(rows, out, figures)
     return paths
 
 

@@ -13,10 +13,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from bench.files import no_link
-from bench.records import Row, Run
-from bench.report import grids
+from bench.records import Row
 from bench.report.curves import course, courses
-from bench.report.leaderboard import cells_by_row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
 from bench.report.scatters import pareto, spots_of
@@ -64,60 +62,39 @@ def overview_map(summary: Overview, *, width: str = "page") -> Figure:
     return figure
 
 
-def of_table(
-    members: Sequence[Row], rows: Sequence[Row], *, width: str = "column"
-) -> dict[str, Figure]:
+def of_table(members: Sequence[Row], rows: Sequence[Row]) -> dict[str, Figure]:
     """Return the figures of one table that stand on its page, by their names.
 
     Args:
         members: Its rows.
         rows: All of the report.
-        width: Of each.
     """
     drawn = {}
     if len(spots_of(members)) >= _LEAST:
-        drawn["pareto"] = pareto(members, among=rows, width=width)
+        drawn["pareto"] = pareto(members, among=rows)
     for what in courses(members, rows):
-        drawn[f"over_{what}"] = course(members, rows, what, width=width)
+        drawn[f"over_{what}"] = course(members, rows, what)
     return drawn
 
 
-def write_figures(
-    rows: Sequence[Row],
-    folder: Path,
-    out: Path,
-    formats: Sequence[str],
-    *,
-    width: str = "column",
-) -> list[Path]:
+def write_figures(rows: Sequence[Row], out: Path, formats: Sequence[str]) -> list[Path]:
     """Write each protocol's overview and every table's figures to OUT/figures as
-    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: pareto,
-    budget, over_accuracy and others over the rounds, and pictures
-    (each setting's strongest attack).
-
-    What a table has no figures for (no budget was doubled, records instead of images, no
-    artifacts) has no file.
+    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: pareto, over_accuracy and others over the rounds.
 
     Raises:
-        UserError: For an unknown format or width.
+        UserError: For an unknown format.
     """
-    inches(width)
-    cells = list(cells_by_row(Run.read(folder)))
     place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
-    for protocol_overview in by_protocol(rows):
-        by_table = overview_map(protocol_overview)
-        paths += write(by_table, place / f"{protocol_overview.protocol}-overview", formats)
+    for summary in by_protocol(rows):
+        paths += write(overview_map(summary), place / f"{summary.protocol}-overview", formats)
     for _, members in tables(rows):
         same = ("protocol", "dataset", "model", "checkpoint")
         name = "-".join(re.sub(r"[^\w.]+", "_", str(getattr(members[0], k))) for k in same)
         names[name] += 1
         if names[name] > 1:
             name = f"{name}-{names[name]}"
-        by_name = of_table(members, rows, width=width)
-        if strongest := grids.strongest(folder, cells, members):
-            by_name["pictures"] = grids.pictures(folder, strongest, width="page")
-        for what, figure in by_name.items():
+        for what, figure in of_table(members, rows).items():
             paths += write(figure, place / f"{name}-{what}", formats)
     return paths

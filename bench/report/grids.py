@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import RECONSTRUCTION, Cell, Row, canonical
-from bench.report.leaderboard import row_id
+from bench.records import RECONSTRUCTION, Cell, canonical
 from bench.report.paper import Paper, inches, styled
 from bench.report.pictures import read_pair
 from bench.toolkit.images import ssim
@@ -55,18 +54,6 @@ def pictures(
             f"checkpoint, defense, settings or attack, e.g. of {_some([c.name for c, _ in pairs])}."
         )
     return _grid(list(_lines(pairs, victims)), across)
-
-
-def strongest(folder: Path, cells: Sequence[tuple[str, Cell]], rows: Sequence[Row]) -> list[Cell]:
-    """Return the cell of each row's strongest attack, where it has pictures; of a long table the
-    first rows. cells: of `leaderboard.cells_by_row`."""
-    out: list[Cell] = []
-    for row in rows[:MOST_LINES]:
-        target = row_id(row), row.ranking and row.ranking.attack
-        members = (c for name, c in cells if (name, c.label) == target)
-        cell = next((c for c in members if _pair(folder, c) is not None), None)
-        out += [cell] if cell else []
-    return out
 
 
 def _pair(folder: Path, cell: Cell) -> tuple[np.ndarray, np.ndarray] | None:
