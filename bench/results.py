@@ -272,12 +272,13 @@ class Results:
         )
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            f"<p>{html.escape(protocol)}</p>{frame.to_html(index=False, escape=True)}"
-            for protocol, frame in frames.overview_tables(self._files.rows, LOSS)
-        )
-        lines = legend(by_protocol(self._files.rows))
-        below = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+        summaries = by_protocol(self._files.rows)
+        body = ""
+        for summary in summaries:
+            frame = frames.overview_texts(summary)
+            frame = frame.rename(columns=lambda h: h if isinstance(h, str) else " ".join(h.words))
+            body += f"<p>{html.escape(summary.protocol)}</p>{frame.to_html(index=False)}"
+        below = "".join(f"<li>{html.escape(line)}</li>" for line in legend(summaries))
         return f"<p>{html.escape(repr(self))}</p>{body}<ul>{below}</ul>"
 
 

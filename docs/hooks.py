@@ -379,7 +379,7 @@ def reference(suite: str) -> Any:
 
 
 def results(names: Sequence[str], _: str) -> str:
-    from bench.report import tables, text
+    from bench.report import tables
 
     suite, *defenses = names
     parts = [
@@ -391,7 +391,7 @@ def results(names: Sequence[str], _: str) -> str:
         mine = [r for r in rows if r.defense in {*defenses, "none"} and r.checkpoint == "final"]
         if not any(r.defense in defenses for r in mine):
             continue
-        header, body = text.cells(mine)
+        header, *body = lines_of(mine)
         told = [any(line[i] not in ("-", "n/a", "") for line in body) for i in range(len(header))]
         kept = [i for i in range(len(header)) if told[i]]
         parts += [f"**{title}**", ""]
@@ -403,7 +403,7 @@ def results(names: Sequence[str], _: str) -> str:
 
 
 def scores(names: Sequence[str], body: str) -> str:
-    from bench.report import tables, text
+    from bench.report import tables
 
     (suite,) = names
     columns = ["defense", *body.splitlines()]
@@ -411,7 +411,7 @@ def scores(names: Sequence[str], body: str) -> str:
     parts = [f"From the run `results/{suite}` (seeds {seeds}); mean [95 % interval].", ""]
     unknown = set(columns)
     for title, rows in tables.tables(reference(suite)):
-        header, cells = text.cells(rows)
+        header, *cells = lines_of(rows)
         kept = [c for c in columns if c in header]
         unknown -= set(kept)
         lines = [[marked(line[header.index(c)]) for c in kept] for line in cells]
@@ -422,18 +422,26 @@ def scores(names: Sequence[str], body: str) -> str:
 
 
 def tasks(names: Sequence[str], body: str) -> str:
-    from bench.report import tables, text
+    from bench.report import tables
 
     (suite,) = names
     columns = body.splitlines()
     lines = []
     for title, rows in tables.tables(reference(suite)):
-        header, cells = text.cells(rows)
+        header, *cells = lines_of(rows)
         cells_of_row = [marked(cells[0][header.index(c)]) if c in header else "–" for c in columns]
         lines.append([title, *cells_of_row])
     seeds = list(reference(suite)[0].seeds)
     first = f"From the run `results/{suite}` (seeds {seeds}); mean [95 % interval]."
     return f"{first}\n\n{table(['table', *columns], lines)}"
+
+
+def lines_of(rows: Sequence[Any]) -> list[list[str]]:
+    """The heads and the lines of a table, as text."""
+    from bench.report import frames
+
+    frame = frames.texts(frames.board(rows, whole=True))
+    return [list(frame), *frame.to_numpy().tolist()]
 
 
 def leakage_cell(verdict: Any) -> str:
@@ -457,12 +465,12 @@ def overview(names: Sequence[str], _: str) -> str:
             [
                 f"**{line.defense}**",
                 *map(leakage_cell, line.verdicts),
-                *(cost.of(line) for cost in overviews.COSTS),
+                *line.costs,
             ]
             for line in kept
         ]
         first = f"under {overview.protocol}"
-        parts.append(table([first, *heads, *(c.name for c in overviews.COSTS)], lines))
+        parts.append(table([first, *heads, *overviews.column_notes()], lines))
     if not defenses:
         legend = overviews.legend(overviews.by_protocol(reference(suite)))
         parts.append("\n".join(f"- {words}" for words in legend))

@@ -36,7 +36,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 ACCURACY_SPREAD, LEAKAGE_SPREAD = 0.13, 0.6
 """95 % of two trainings of one setting differ by less: 1.96 sqrt(2) times the standard deviation
 over seeds, root mean square over the rows of results/reference."""
-_CERTAIN = ("eps_claimed", "eps_record", "bytes_up", "workings")
+_CERTAIN = ("eps_claimed", "eps_record", "costs", "workings")
 """Figures that a further training would not change, or hardly."""
 _ROOMS = {
     "settings": "settings",
@@ -109,7 +109,7 @@ class PrintedTable(BaseModel):
             `settings.NAME` and `facts.NAME`.
         read: Which figure of a leaderboard's row a cell has: `accuracy`, `personal_accuracy`,
             `leak`, `choice` and `worst` (SSIM of the attacker's choice and of the best answers),
-            `eps_claimed`, `eps_record`, `bytes_up`, `workings.NAME`, `attacks.COLUMN.METRIC`;
+            `eps_claimed`, `eps_record`, `costs.NAME`, `workings.NAME`, `attacks.COLUMN.METRIC`;
             `course.NAME` after the part `course.share` of all rounds; or of the ledger
             `ledger.COLUMN`, by the columns of `python docs/formulas.py`.
         factor: Measured figures are multiplied by it, 100 for percent.
@@ -402,6 +402,8 @@ def _figure(row: Row, read: str, share: float) -> Interval | None:
     elif kind in ("choice", "worst"):
         case = getattr(row, kind)
         value = case and case.interval
+    elif kind == "costs":
+        value = row.costs.get(rest)
     elif kind == "workings":
         value = row.workings and getattr(row.workings, rest)
     else:

@@ -66,8 +66,9 @@ def row(defense: str = "none", ssim: float = 0.5, **more: Any) -> Row:
         "settings": {}, "checkpoint": "init", "threat": "server: one round of 8 clients",
         "seeds": (0,), "accuracy": interval(0.9), "eps_claimed": None, "eps_record": math.inf,
         "ledger": LedgerWords(words=("One.", "Two.", "Three."), reasons=("Why.",)),
-        "delta": 1e-5, "unit": None, "bytes_up": 1200.0, "bytes_down": 3.4e6,
-        "client_seconds": 0.05, "attacks": {"dlg": attack(ssim)},
+        "delta": 1e-5, "unit": None,
+        "costs": {"bytes_up": 1200.0, "bytes_down": 3.4e6, "client_seconds": 0.05},
+        "attacks": {"dlg": attack(ssim)},
         "worst": worst(interval(ssim)), "flags": (), "accuracies": {0: 0.9},
         "test_samples": 500, **more,
     }  # fmt: skip

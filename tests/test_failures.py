@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.records import FlagCode
-from bench.report import leaderboard, terminal
+from bench.report import frames, leaderboard, terminal
 from bench.report.frames import to_csv
-from bench.report.text import cells
 from bench.report.verdicts import at_chance, flags_of
 from tests import made_rows as made_up
 from tests.board import board
@@ -198,18 +197,18 @@ def test_personal_accuracy_is_recorded_and_shown_where_clients_keep_something(
     assert row["standalone"]["personal_accuracy"]["mean"] == pytest.approx(mean)
     assert [row[d]["personalised"] for d in ("none", "standalone", "lg_fedavg")] == [0, 1, 1]
     typed = leaderboard.rows(store.folder)
-    header, body = cells(typed)
-    assert header[6:9] == ["accuracy drop", "accuracy", "personal accuracy"]
-    line = next(b for b in body if b[1] == "standalone")
-    assert line[7] == "–"
-    assert line[8].startswith(f"{mean:.3f} [")
+    shown = frames.texts(frames.board(typed, whole=True))
+    assert list(shown)[6:9] == ["accuracy drop", "accuracy", "personal accuracy"]
+    line = shown.set_index("defense").loc["standalone"]
+    assert line["accuracy"] == "–"
+    assert line["personal accuracy"].startswith(f"{mean:.3f} [")
     assert "personal\naccuracy" in [c.header for c in terminal.boards(typed)[0].columns]
     read = list(csv.DictReader(to_csv(leaderboard.rows(store.folder)).splitlines()))
     assert {r["accuracy"] for r in read if r["defense"] == "standalone"} == {""}
     own = [float(r["personal_accuracy"]) for r in read if r["defense"] == "standalone"]
     assert own == pytest.approx([mean] * 2)
     plain_rows = [r for r in typed if not r.personalised]
-    assert "personal accuracy" not in cells(plain_rows)[0]
+    assert "personal accuracy" not in [c.name for c in frames.board(plain_rows, whole=True)]
     assert "personal\naccuracy" not in [c.header for c in terminal.boards(plain_rows)[0].columns]
 
 

@@ -14,7 +14,7 @@ from bench.records import FlagCode, Row
 from bench.report import terminal
 from bench.report.frames import overview as frame
 from bench.report.marks import with_marks
-from bench.report.overview import COSTS, LOSSES, by_protocol, legend, overview
+from bench.report.overview import LOSSES, by_protocol, column_notes, legend, overview
 from bench.report.tables import tables
 from bench.report.text import overview_to_latex
 from bench.report.verdicts import accuracy_drop
@@ -56,7 +56,7 @@ def texts(*rows: Row, loss: float = 0.05) -> dict[str, list[str]]:
 
 def costs(*rows: Row) -> dict[str, dict[str, str]]:
     lines = overview(ready(rows)).lines
-    return {line.defense: {c.name: c.of(line) for c in COSTS} for line in lines}
+    return {line.defense: dict(zip(column_notes(), line.costs, strict=True)) for line in lines}
 
 
 def test_the_setting_that_leaks_least_of_those_that_lose_little_stands_for_a_defense() -> None:
@@ -104,7 +104,7 @@ def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
         ["a", "both", "none"], ["b", "both", "none"],
     ]  # fmt: skip
     assert [[head.number for head in one.heads] for one in overviews] == [[1], [2]]
-    assert all("–" not in text for one in overviews for cells in one.cells for text in cells[1:2])
+    assert all("–" not in line.verdicts[0].text for one in overviews for line in one.lines)
     text = page(*here, *there)
     assert 'href="#t2-0" title="b(' in text
     assert 'href="#t1-0" title="a(' in text
@@ -163,8 +163,10 @@ def test_figures_have_the_digits_that_their_interval_supports() -> None:
 
 
 def test_costs_are_multiples_of_the_undefended_row_and_the_worst_over_tables() -> None:
-    costs_of_one = {"bytes_up": 3600.0, "client_seconds": 0.1, "eps_record": 7.0}
-    one = setting("a", 0.3, 0.88, audit=audit(3.14, proof="consistent"), **costs_of_one)
+    costs_of_one = {"bytes_up": 3600.0, "bytes_down": 3.4e6, "client_seconds": 0.1}
+    one = setting(
+        "a", 0.3, 0.88, audit=audit(3.14, proof="consistent"), costs=costs_of_one, eps_record=7.0
+    )
     other = setting("a", 0.3, 0.86, dataset="photos", eps_record=9.0)
     rows = (one, BARE, other, setting("none", 1.0, 0.9, dataset="photos"))
     assert costs(*rows)["a"] == {
@@ -273,5 +275,5 @@ def test_the_page_opens_with_the_overview_and_leads_to_rows() -> None:
 def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
     text = overview_to_latex(ready([setting("pm_sfl", 0.3, 0.8), BARE]))
     (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
-    assert line.count("&") == 1 + len(COSTS)
+    assert line.count("&") == 1 + len(column_notes())
     assert "$-$10pt" in line

@@ -102,7 +102,7 @@ def test_tables_have_captions_scopes_and_sortable_heads_with_explanations() -> N
     tags = Tags(text)
     assert len(tags.all("caption")) == 2  # with the overview's
     heads = [t for t in tags.all("th") if t.get("scope") == "col"]
-    heads = heads[2 + len(overview.COSTS) :]
+    heads = heads[2 + len(overview.column_notes()) :]
     assert len(heads) == len([b for b in tags.all("button") if b.get("class") == "sort"]) == 12
     assert [h.get("aria-sort") for h in heads] == [None] * 12
     asked = {b["data-note"] for b in tags.all("button") if b.get("class") == "what"}
@@ -232,7 +232,14 @@ def test_an_opened_row_holds_ledger_audit_costs_and_every_metric_without_repeati
     pieces, (first, second) = details["pieces"], details["rows"]
     assert [pieces[p] for p in first["words"]] == ["One.", "Two.", "Three."]
     assert [pieces[p] for p in first["reasons"]] == ["Why."]
-    assert (first["up"], first["down"], first["seeds"]) == (1200.0, 3.4e6, [0])
+    assert (first["costs"], first["seeds"]) == (
+        [
+            ["sent up per round", "1.2 kB"],
+            ["sent down per round", "3.4 MB"],
+            ["client seconds per round", "0.05"],
+        ],
+        [0],
+    )
     entry = first["attacks"]["dlg"]
     assert entry["metrics"]["mse"] == [0.3333, 0.283, 0.383]
     assert (entry["budget"], entry["convergence"]["gain"]) == (200, 0.01)

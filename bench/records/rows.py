@@ -245,9 +245,7 @@ class Row:
         audit: The one that found most, None where none was made.
         delta: Of the epsilons.
         unit: Of the claim.
-        bytes_up: Per round, all clients.
-        bytes_down: Per round, all clients.
-        client_seconds: Per client and round.
+        costs: Of its trainings, see `bench.report.costs`.
         attacks: By their columns.
         worst: Per victim the answer that leaks most by the truth: an upper bound. None without a
             figure.
@@ -281,9 +279,7 @@ class Row:
     eps_record: float | None = None
     delta: float
     unit: str | None = None
-    bytes_up: float | None = None
-    bytes_down: float | None = None
-    client_seconds: float | None = None
+    costs: Mapping[str, float | None] = field(default_factory=dict)
     attacks: Mapping[str, AttackEntry] = field(default_factory=dict)
     worst: WorstCase | None = None
     flags: tuple[Flag, ...] = ()
@@ -353,8 +349,8 @@ _FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings
 
 
 def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
-    """Return a row as leaderboard.json holds it; `sentence` makes the `text` beside each flag's
-    code."""
+    """Return a row as leaderboard.json holds it, each cost by its name; `sentence` makes the `text`
+    beside each flag's code."""
     flags = [
         {
             "code": f.code,
@@ -366,8 +362,9 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
-    values = {n: getattr(row, n) for n in names}
-    return {"schema": ROW_SCHEMA, **values, "leakage": row.leak_interval, "flags": flags}
+    values = {n: getattr(row, n) for n in names if n != "costs"}
+    own = {"leakage": row.leak_interval, "flags": flags}
+    return {"schema": ROW_SCHEMA, **values, **row.costs, **own}
 
 
 def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:

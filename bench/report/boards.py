@@ -7,13 +7,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
-from bench.report import explain
-from bench.report.columns import Column, Shown, board_columns, spared
+from bench.report import explain, frames
+from bench.report.columns import Column, Shown, spared
+from bench.report.costs import parts
 from bench.report.tables import idle, tables, work
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 AT_ONCE = 100
 """Rows of a table that are shown until the reader asks for all of them."""
@@ -41,14 +45,20 @@ class Board:
         return self.rows[0]
 
     @cached_property
+    def frame(self) -> DataFrame:
+        """See `frames.board`."""
+        return frames.board(self.rows)
+
+    @property
     def columns(self) -> list[Column]:
         """From the marks to the flags."""
-        return board_columns(self.rows)
+        return frames.columns_of(self.frame)
 
     @cached_property
     def lines(self) -> list[list[Shown]]:
         """What the columns between the defense and the flags show, by row."""
-        return [[c.shown(row) for c in self.columns[2:-1]] for row in self.rows]
+        lines: list[list[Shown]] = self.frame.iloc[:, 2:-1].to_numpy().tolist()
+        return lines
 
     @property
     def threats(self) -> list[str]:
@@ -115,9 +125,11 @@ def _row(row: Row, place: Place) -> dict[str, Any]:
         "reasons": list(map(place, ledger.reasons)),
         "delta": row.delta,
         "audit": row.audit and _round(vars(row.audit)),
-        "up": _round(row.bytes_up),
-        "down": _round(row.bytes_down),
-        "client": _round(row.client_seconds),
+        "costs": [
+            [part.label, part.show(figure)]
+            for name, part in parts().items()
+            if (figure := row.costs.get(name)) is not None
+        ],
         "flags": list(map(place, flags)),
         "attacks": {n: _attack(e, place) for n, e in row.attacks.items()},
     }

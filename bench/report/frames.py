@@ -1,9 +1,10 @@
-"""The leaderboard and its records as CSV and pandas tables."""
+"""The leaderboard and its records as pandas tables: figures for CSV and Python, and what each
+medium shows, from which it only sets the cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
@@ -11,6 +12,8 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS
 from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
+from bench.report.columns import Column, board_columns
+from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
 
@@ -53,9 +56,7 @@ def figures_of(row: Row) -> dict[str, Any]:
         "eps_at_least": audit and audit.eps_at_least,
         "verdict_claim": audit and audit.verdict_claim,
         "verdict_proof": audit and audit.verdict_proof,
-        "bytes_up": row.bytes_up,
-        "bytes_down": row.bytes_down,
-        "client_seconds": row.client_seconds,
+        **row.costs,
         **_case_figures("choice", row.choice),
         **_case_figures("worst", row.worst),
         "threat": row.threat,
@@ -163,27 +164,75 @@ def _verdict_line(
         "setting": row and row.setting,
         **mean_and_ends("accuracy_drop", verdict.drop),
         "accuracy_drop_may_exceed_limit": verdict.over,
-        "bytes": verdict.bytes,
-        "client_seconds": verdict.seconds,
+        **{name: verdict.costs.get(name) for name in COSTS},
         "eps_record": row and row.eps_record,
         "eps_audited": row.audit.eps_audited if row and row.audit else None,
         "why": verdict.why,
     }
 
 
-def overview_tables(rows: Sequence[Row], loss: float) -> list[tuple[str, DataFrame]]:
-    """Return the overview as text, by protocol: defenses by tables, and their costs."""
+def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
+    """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
+    of attacks that apply to no row."""
+    from pandas import DataFrame, Index
+
+    columns = board_columns(rows, whole=whole)
+    return DataFrame(
+        [[column.shown(row) for column in columns] for row in rows],
+        columns=Index(columns, dtype=object),
+        dtype=object,
+    )
+
+
+def columns_of(frame: DataFrame) -> list[Column]:
+    """Return the columns of `board`."""
+    return cast("list[Column]", frame.columns.tolist())
+
+
+def texts(frame: DataFrame) -> DataFrame:
+    """Return columns of `board` as text, by their names."""
+    return frame.map(lambda shown: shown.full).rename(columns=lambda column: column.name)
+
+
+def overview_texts(summary: overviews.Overview) -> DataFrame:
+    """Return an overview as text: its defenses by tables, by `Head`, then their costs and
+    settings."""
     from pandas import DataFrame
 
-    frames = []
-    for summary in overviews.by_protocol(rows, loss):
-        heads = [" ".join(head.words) for head in summary.heads]
-        frame = DataFrame(
-            summary.cells, columns=["defense", *heads, *(cost.name for cost in overviews.COSTS)]
-        )
-        settings = [", ".join(line.settings) for line in summary.lines]
-        frames.append((summary.protocol, frame.assign(settings=settings)))
-    return frames
+    return DataFrame(
+        [
+            [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
+            for line in summary.lines
+        ],
+        columns=["defense", *summary.heads, *overviews.column_notes(), "settings"],
+    )
+
+
+def table_texts(summary: overviews.Overview, place: int) -> DataFrame:
+    """Return one table of an overview as text: the defenses that were run there, in the overview's
+    order. `leak` is a number, `style` a class of the style sheet, "" `setting` that of a defense
+    without settings."""
+    from pandas import DataFrame
+
+    shown = ((line.defense, line.verdicts[place]) for line in summary.lines)
+    return DataFrame(
+        [
+            {
+                "defense": defense,
+                "leakage": verdict.leakage,
+                "": verdict.signs,
+                "recognised": verdict.recognised,
+                "accuracy drop": verdict.drop_text,
+                **{c.title: overviews.times(verdict.costs.get(n)) for n, c in COSTS.items()},
+                "epsilon": overviews.epsilon_words(verdict.row.eps_record if verdict.row else None),
+                "leak": verdict.leak,
+                "style": verdict.style,
+                "setting": verdict.row.setting if verdict.row and verdict.row.settings else "",
+            }
+            for defense, verdict in shown
+            if verdict.leakage != "–"
+        ]
+    )
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:

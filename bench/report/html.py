@@ -96,7 +96,7 @@ def page(
             subject=subject,
             walls=gallery.walls(rows, pictures) if overall else [],
             overviews=choices,
-            costs=overview.COSTS,
+            costs=overview.column_notes(),
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
             loss=overview.LOSS,
             pictures=pictures,

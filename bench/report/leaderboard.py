@@ -35,6 +35,7 @@ from bench.records import (
     canonical,
     check_together,
 )
+from bench.report.costs import read_costs
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata
 from bench.report.marks import with_marks
@@ -215,8 +216,9 @@ def _trained_row(
     """Fill a row with the figures of its trainings. records: by seed."""
     row = heading(run, trainings[0], checkpoint)
     trained = {s: r for s, r in records.items() if isinstance(r, TrainRecord)}
-    row = replace(row, seeds=tuple(trained or (t.job.seed for t in trainings)))
     done = list(trained.values())
+    seeds = tuple(trained or (t.job.seed for t in trainings))
+    row = replace(row, seeds=seeds, costs=read_costs(done))
     if not done:
         return row
     ledger = [r.ledger for r in done]
@@ -240,9 +242,6 @@ def _trained_row(
         ledger=LedgerWords(words=tuple(least.words), reasons=tuple(least.reasons)),
         audit=_audit(done),
         unit=ledger[0].unit,
-        bytes_up=float(np.mean([r.bytes_up for r in done])),
-        bytes_down=float(np.mean([r.bytes_down for r in done])),
-        client_seconds=float(np.mean([r.client_seconds for r in done])),
         course=_course(done),
         workings=_workings(done),
     )

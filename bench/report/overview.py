@@ -7,13 +7,14 @@ much accuracy the one that leaks least. Nothing here draws; terminal, text, page
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks, Row
 from bench.report import explain
 from bench.report.columns import epsilon_text, refuted, shade, supported
+from bench.report.costs import COSTS, Cost
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
 from bench.report.verdicts import UNDEFENDED, at_most, find_understated_leakage, has_use, undefended
@@ -72,8 +73,7 @@ class Verdict:
             common model, or where there is none of the clients' own. None without an undefended
             row.
         over: Whether the interval of that crosses the limit.
-        bytes: Sent by all per round, as a multiple of the undefended row's; None if not known.
-        seconds: Of a client's work per round, likewise.
+        costs: By name in `COSTS`, as multiples of the undefended row's; None if not known.
         matched: Whether it lost that on the seeds of the undefended row.
         marks: By the adjusted test, among the rows of the column.
         why: Why there is no row, in a few words.
@@ -84,8 +84,7 @@ class Verdict:
     place: int = 0
     drop: Interval | None = None
     over: bool = False
-    bytes: float | None = None
-    seconds: float | None = None
+    costs: Mapping[str, float | None] = field(default_factory=dict)
     matched: bool = False
     marks: Marks = _UNMARKED
     why: str = ""
@@ -170,6 +169,13 @@ class DefenseLine:
         return list(dict.fromkeys(r.setting for r in self.rows))
 
     @property
+    def costs(self) -> list[str]:
+        """What stands in the columns of `column_notes`: the worst over its tables."""
+        known = ([v.costs[name] for v in self.verdicts if name in v.costs] for name in COSTS)
+        worst = (max((f for f in some if f is not None), default=None) for some in known)
+        return [_drop(self), *map(times, worst), _proven(self), _audited(self)]
+
+    @property
     def mean_leak(self) -> float:
         """Over the tables in which it stands, and 1 where no setting of it can be used: there, so
         little accuracy is lost without it alone. Infinite if in none."""
@@ -194,14 +200,6 @@ class Overview:
     protocol: str
     heads: tuple[Head, ...]
     lines: tuple[DefenseLine, ...]
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """As text, a list per line: the defense, its leaks by table, what they cost."""
-        return [
-            [line.defense, *(v.text for v in line.verdicts), *(cost.of(line) for cost in COSTS)]
-            for line in self.lines
-        ]
 
 
 def by_protocol(rows: Sequence[Row], loss: float = LOSS) -> list[Overview]:
@@ -275,8 +273,7 @@ def _settings(
                 drop=drop,
                 over=drop is not None and row is not bare and not at_most(drop.hi, loss),
                 matched=bare is not None and set(row.seeds) == set(bare.seeds),
-                bytes=_multiple(row, bare, _bytes),
-                seconds=_multiple(row, bare, lambda r: r.client_seconds),
+                costs={name: _multiple(cost, row, bare) for name, cost in COSTS.items()},
             )
 
 
@@ -310,39 +307,18 @@ def _points(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def _bytes(row: Row) -> float | None:
-    up, down = row.bytes_up, row.bytes_down
-    return None if up is None or down is None else up + down
-
-
-def _multiple(row: Row, bare: Row | None, read: Callable[[Row], float | None]) -> float | None:
-    own, reference = read(row), None if bare is None else read(bare)
+def _multiple(cost: Cost, row: Row, bare: Row | None) -> float | None:
+    own, reference = cost.of(row), None if bare is None else cost.of(bare)
     return own / reference if own is not None and reference else None
 
 
 # --- what stands beside the leaks -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Expense:
-    """A column of the overview about a whole line, the worst over its tables.
-
-    Attributes:
-        name: Its head in text and on the page.
-        of: Its figure as text.
-    """
-
-    name: str
-    of: Callable[[DefenseLine], str]
-
-    @property
-    def note(self) -> str:
-        """What it means."""
-        return explain.COSTS[self.name]
-
-
-def _worst(line: DefenseLine, read: Callable[[Verdict], float | None]) -> float | None:
-    return max((v for verdict in line.verdicts if (v := read(verdict)) is not None), default=None)
+def column_notes() -> dict[str, str]:
+    """Return what the overview's columns about a whole line mean, by their heads."""
+    drop, *epsilons = explain.COSTS.items()
+    return dict([drop, *((cost.title, cost.note) for cost in COSTS.values()), *epsilons])
 
 
 def _drop(line: DefenseLine) -> str:
@@ -380,15 +356,6 @@ def _audited(line: DefenseLine) -> str:
     value, row = max(audited, key=lambda pair: pair[0])
     more = "+" if row.audit and row.audit.eps_at_least else ""
     return f"{value:.2g}{more}{'!' if any(map(refuted, line.rows)) else ''}"
-
-
-COSTS = (
-    Expense("accuracy drop", _drop),
-    Expense("bytes", lambda line: times(_worst(line, lambda v: v.bytes))),
-    Expense("client time", lambda line: times(_worst(line, lambda v: v.seconds))),
-    Expense("ε proven", _proven),
-    Expense("ε audited", _audited),
-)
 
 
 def legend(summaries: Sequence[Overview]) -> list[str]:

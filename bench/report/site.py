@@ -23,7 +23,7 @@ from bench.records.submitted import SUBMISSION, read_submission
 from bench.registry import Registry, discover
 from bench.report import files as reports
 from bench.report import html, tables
-from bench.report.overview import COSTS, LOSS, Overview, choices, legend
+from bench.report.overview import LOSS, Overview, choices, column_notes, legend
 from bench.report.subjects import KINDS, subjects
 
 _MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
@@ -141,7 +141,7 @@ def index(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
             curves=curves,
             kinds=KINDS,
             beside=FILES,
-            costs=COSTS,
+            costs=column_notes(),
             signs=legend([o for e in entries for c in e.overviews for o in c if o.loss == LOSS]),
             loss=LOSS,
             version=bench.__version__,

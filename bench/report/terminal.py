@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from bench.records import Row, short
-from bench.report import explain
+from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.columns import Column, board_columns, refuted
+from bench.report.columns import Shown, refuted
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
 from bench.report.verdicts import UNDEFENDED, has_use
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _ATTACKS = 5
 """Columns of attacks that fit 80 columns."""
@@ -25,52 +30,39 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
+_HEADS = {"recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
+"""Of the overview's columns; of the others the last word."""
 
 
 def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
     """Return a rich table of 80 columns for each table of the overviews: each defense's leakage and
-    costs; below it the settings."""
+    costs, the undefended row last; below it the settings."""
     return [
-        Group(Text(head.title, style="bold"), _column(summary, place), _settings(summary, place))
+        _overview_table(head.title, frames.table_texts(summary, place))
         for summary in summaries
         for place, head in enumerate(summary.heads)
     ]
 
 
-def _settings(summary: overviews.Overview, place: int) -> Text:
-    """Return the settings with which a table's defenses are shown."""
-    rows = [line.verdicts[place].row for line in summary.lines]
-    names = [row.setting for row in rows if row is not None and row.settings]
-    return Text("; ".join(names), style="dim")
-
-
-def _column(summary: overviews.Overview, place: int) -> Table:
-    """Return one table's column of an overview, as a table."""
-    column = [(line.defense, line.verdicts[place]) for line in summary.lines]
-    column = [(name, v) for name, v in column if v.leakage != "–"]
-    last = column[-1:] if column and column[-1][0] == UNDEFENDED else []
-    ranked = column[: len(column) - len(last)]
-    body = sorted(ranked, key=lambda line: (line[1].row is None, line[1].leak or 0.0))
+def _overview_table(title: str, frame: DataFrame) -> Group:
+    """Return one table of an overview. frame: see `frames.table_texts`."""
+    settings = Text("; ".join(filter(None, frame["setting"])), style="dim")
+    frame["last"] = frame["defense"] == UNDEFENDED
+    frame = frame.sort_values(["last", "leak"])
+    shown = frame.drop(columns=["leak", "style", "setting", "last"])
+    if (shown["recognised"] == "–").all():
+        shown = shown.drop(columns="recognised")
     table = _empty(None)
-    table.add_column("defense", overflow="fold", min_width=_DEFENSE)
-    table.add_column("leakage", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    known = any(v.recognised != "–" for _, v in column)
-    heads = ["recog-\nnised"] if known else []
-    for name in (*heads, "accuracy\ndrop", "bytes", "time", "epsilon"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, verdict in [*body, *last]:
-        table.add_row(
-            name,
-            Text(verdict.leakage, style=_COLOURS.get(verdict.style, "")),
-            verdict.signs,
-            *([verdict.recognised] if known else []),
-            verdict.drop_text,
-            overviews.times(verdict.bytes),
-            overviews.times(verdict.seconds),
-            "–" if verdict.row is None else overviews.epsilon_words(verdict.row.eps_record),
-        )
-    return table
+    table.add_column("defense", overflow="fold")
+    for name in shown.columns[1:]:
+        justify: JustifyMethod = "left" if name in ("leakage", "") else "right"
+        head = _HEADS.get(name, name.rpartition(" ")[2])
+        table.add_column(head, justify=justify, no_wrap=name != "epsilon")
+    for (defense, leakage, *others), style in zip(
+        shown.to_numpy().tolist(), frame["style"], strict=True
+    ):
+        table.add_row(defense, Text(leakage, style=_COLOURS.get(style, "")), *others)
+    return Group(Text(title, style="bold"), table, settings)
 
 
 def boards(rows: Sequence[Row]) -> list[Table]:
@@ -80,32 +72,34 @@ def boards(rows: Sequence[Row]) -> list[Table]:
 
 
 def _board(title: str, rows: Sequence[Row]) -> Iterator[Table]:
-    columns = [c for c in board_columns(rows) if c.name not in _LEFT_OUT]
-    figures = [c for c in columns if not c.attack and c.name != "floor"]
-    attacks = [c for c in columns if c not in figures]
+    frame = frames.board(rows)
+    frame = frame.drop(columns=[c for c in frames.columns_of(frame) if c.name in _LEFT_OUT])
+    attacks = [c for c in frames.columns_of(frame) if c.attack or c.name == "floor"]
     letters = [explain.letters(row.flags) for row in rows]
-    yield _table(f"{title}\n{work(rows)}", rows, figures, letters)
+    yield _table(f"{title}\n{work(rows)}", rows, frame.drop(columns=attacks), letters)
     for first in range(0, len(attacks), _ATTACKS):
-        yield _table("by attack", rows, attacks[first : first + _ATTACKS], [""] * len(rows))
+        some = frame[attacks[first : first + _ATTACKS]]
+        yield _table("by attack", rows, some, [""] * len(rows))
 
 
-def _table(
-    title: str, rows: Sequence[Row], columns: Sequence[Column], letters: Sequence[str]
-) -> Table:
+def _table(title: str, rows: Sequence[Row], frame: DataFrame, letters: Sequence[str]) -> Table:
     """Return some columns of a table. letters: the flags of each row, at its end."""
     table = _empty(title)
     table.add_column("", no_wrap=True)
     table.add_column("defense", overflow="fold", min_width=_DEFENSE)
-    for column in columns:
+    for column in frames.columns_of(frame):
         head = column.name.replace(" ", "\n").replace("@", "\n@")
         table.add_column(head, justify="right", no_wrap=True)
-    for row, ends in zip(rows, letters, strict=True):
+    lines = frame.apply(lambda cells: cells.map(partial(_cell, cells.name.name)))
+    for row, line, ends in zip(rows, lines.to_numpy().tolist(), letters, strict=True):
         name = "\n".join([row.defense, *(f" {k}={short(v)}" for k, v in row.settings.items())])
-        cells = [(column.name, column.shown(row)) for column in columns]
-        units = [c.beside[:3] if name == "eps claimed" else "" for name, c in cells]
-        texts = [f"{c.text}{u} {c.mark}".strip() for (_, c), u in zip(cells, units, strict=True)]
-        table.add_row(row.marks.text, name, *texts, ends, style="" if has_use(row) else "dim")
+        table.add_row(row.marks.text, name, *line, ends, style="" if has_use(row) else "dim")
     return table
+
+
+def _cell(name: str, shown: Shown) -> str:
+    unit = shown.beside[:3] if name == "eps claimed" else ""
+    return f"{shown.text}{unit} {shown.mark}".strip()
 
 
 def _empty(title: str | None) -> Table:

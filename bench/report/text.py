@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from bench.records import Row, Run, rows_to_json
-from bench.report import explain
+from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.columns import Shown, board_columns, spared
+from bench.report.columns import Shown, spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import any_errors, any_personalised, tables, work
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
@@ -41,12 +46,6 @@ def _has(rows: Sequence[Row], sign: str) -> bool:
     return any(sign in r.marks.text for r in rows)
 
 
-def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and body of one table, as text."""
-    columns = board_columns(rows, whole=True)
-    return [c.name for c in columns], [[c.shown(row).full for c in columns] for row in rows]
-
-
 # --- Markdown ---------------------------------------------------------------------------------
 
 
@@ -62,11 +61,9 @@ def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> s
         "",
     ]
     for title, members in tables(rows):
-        header, body = cells(members)
         lines += [f"## {markdown_text(title)}", "", f"Threat: {markdown_text(members[0].threat)}  "]
         lines += [f"Work: {markdown_text(work(members))}", ""]
-        lines += [_markdown_line(header), "|" + " --- |" * len(header)]
-        lines += map(_markdown_line, body)
+        lines += markdown_table(frames.texts(frames.board(members, whole=True)))
         reasons = _reasons(members)
         lines += ["", *reasons, ""] if reasons else [""]
     return "\n".join(lines).rstrip() + "\n"
@@ -126,17 +123,20 @@ def _markdown_overview(rows: Sequence[Row]) -> list[str]:
     lines = ["## Overview", ""] if rows else []
     lines += [f"- {markdown_paragraph(line)}" for line in overviews.legend(all_)] + [""]
     for summary in all_:
-        heads = ["defense", *(h.title for h in summary.heads), *(c.name for c in overviews.COSTS)]
-        heads.append("settings")
-        lines += [_markdown_line(heads), "|" + " --- |" * len(heads)]
-        for line, cells in zip(summary.lines, summary.cells, strict=True):
-            lines.append(_markdown_line([*cells, ", ".join(line.settings) or "–"]))
-        lines.append("")
+        frame = frames.overview_texts(summary).replace({"settings": {"": "–"}})
+        lines += [*markdown_table(frame.rename(columns=_title)), ""]
     return lines
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown_text, cells)) + " |"
+def _title(head: Any) -> str:
+    return head.title if isinstance(head, overviews.Head) else head
+
+
+def markdown_table(frame: DataFrame) -> list[str]:
+    """Return a frame of texts as lines of Markdown."""
+    lines = [[*frame], *frame.to_numpy().tolist()]
+    head, *body = ("| " + " | ".join(map(markdown_text, line)) + " |" for line in lines)
+    return [head, "|" + " --- |" * len(lines[0]), *body]
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -193,18 +193,17 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
 
 def _latex_overview(summary: overviews.Overview) -> str:
     titles = "; ".join(f"{head.number}: {head.title}" for head in summary.heads)
-    numbers = [str(head.number) for head in summary.heads]
-    heads = ["defense", *numbers, *(cost.name for cost in overviews.COSTS)]
+    frame = frames.overview_texts(summary).drop(columns="settings")
+    frame.columns = [str(h.number) if isinstance(h, overviews.Head) else h for h in frame]
     return _environment(
         f"{' '.join(overviews.legend([summary]))} Tables: {titles}",
         f"overview-{summary.protocol}",
-        "l" + "r" * (len(heads) - 1),
-        [list(map(latex, line)) for line in (heads, *summary.cells)],
+        "l" + "r" * (frame.shape[1] - 1),
+        frame.map(latex).rename(columns=latex),
     )
 
 
 def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:
-    columns = [c for c in board_columns(rows) if c.name != "flags"]
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     first = ["Leakage: " + title, work(rows).capitalize()]
     threats = [t for row in rows for t in row.threat.split("; ") if t]
@@ -212,36 +211,28 @@ def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str
     caption += f". Intervals: {explain.interval_words(rows)}"
     caption += "".join(f". {sign} {text}" for sign, text in MARKS.items() if _has(rows, sign))
     caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
-    heads = [latex(c.head) + (f" {latex(c.detail)}" if c.detail else "") for c in columns]
-    body = [
-        [
-            *(_latex_cell(c.name, c.shown(row), intervals) for c in columns),
-            explain.letters(row.flags),
-        ]
-        for row in rows
-    ]
+    frame = frames.board(rows)
+    *columns, flags = frames.columns_of(frame)
+    cells = frame.apply(lambda c: c.map(partial(_latex_cell, c.name.name, intervals=intervals)))
+    cells[flags] = [explain.letters(row.flags) for row in rows]
+    cells.columns = [*(latex(f"{c.head} {c.detail}".strip()) for c in columns), ""]
     kinds = "".join("r" if c.numeric else "l" for c in columns) + "l"
-    return _environment(caption, str(number), kinds, [[*heads, ""], *body])
+    return _environment(caption, str(number), kinds, cells)
 
 
-def _environment(caption: str, name: str, kinds: str, lines: Sequence[Sequence[str]]) -> str:
+def _environment(caption: str, name: str, kinds: str, frame: DataFrame) -> str:
     """Return a `table` with the label tab:leakbench-NAME.
 
     Args:
         caption: Plain text.
         name: End of the label.
         kinds: A letter per column.
-        lines: Cells as LaTeX, the heads first.
+        frame: Cells and heads as LaTeX.
     """
-    from pandas import DataFrame
-
-    heads, *body = lines
     # The end of a row would take these for its argument.
-    safe = [
-        [f"{{}}{first}" if first.startswith(("[", "*")) else first, *others]
-        for first, *others in body
-    ]
-    return DataFrame(safe, columns=list(heads)).to_latex(
+    first = frame.iloc[:, 0].str.replace(r"^(?=[\[*])", "{}", regex=True)
+    frame.isetitem(0, first.tolist())
+    return frame.to_latex(
         index=False,
         escape=False,
         column_format=kinds,
@@ -250,7 +241,7 @@ def _environment(caption: str, name: str, kinds: str, lines: Sequence[Sequence[s
     )
 
 
-def _latex_cell(name: str, figure: Shown, intervals: bool) -> str:
+def _latex_cell(name: str, figure: Shown, *, intervals: bool) -> str:
     """Return the figure, with its unit or attack, and its interval if `intervals`."""
     if name == "defense":
         return latex(figure.full)

@@ -20,9 +20,10 @@ from bench.harness.plan import expand
 from bench.names import counted, is_file_name
 from bench.records import RUN, FlagCode, Job, Row, Run
 from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
-from bench.report.columns import board_columns
+from bench.report import frames
 from bench.report.escaping import markdown, one_line
 from bench.report.files import Files
+from bench.report.text import markdown_table
 from bench.report.verdicts import has_use
 
 
@@ -51,15 +52,12 @@ def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> s
 def table(rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, and what each attack
     recovered, as the leaderboard has them; and its flags."""
-    wanted = ("accuracy", "leakage", "eps claimed", "eps proven", "flags")
-    columns = [c for c in board_columns(rows, whole=True) if c.name in wanted or c.attack]
-    head = ["table", "defense", *(markdown(c.name) for c in columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [row.where, row.setting]
-        cells += [c.shown(row).full for c in columns]
-        lines.append("| " + " | ".join(map(markdown, cells)) + " |")
-    return "\n".join(lines)
+    wanted = ("defense", "accuracy", "leakage", "eps claimed", "eps proven", "flags")
+    frame = frames.board(rows, whole=True)
+    columns = [c for c in frames.columns_of(frame) if c.name in wanted or c.attack]
+    frame = frames.texts(frame[columns])
+    frame.insert(0, "table", [row.where for row in rows])
+    return "\n".join(markdown_table(frame))
 
 
 LEAST_SEEDS = 3

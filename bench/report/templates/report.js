@@ -176,11 +176,6 @@
   const round = (x) => typeof x !== "number" ? x : x !== 0 && (Math.abs(x) < 0.001 || Math.abs(x) >= 1e5)
     ? Number(x.toPrecision(3)).toExponential() : Number(x.toPrecision(4)).toString();
   const three = (x) => round(typeof x === "number" ? Number(x.toPrecision(3)) : x);
-  function bytes(n) {
-    if (n === null || n === undefined) return "not recorded";
-    const step = n < 1e3 ? 0 : n < 1e6 ? 1 : n < 1e9 ? 2 : 3;
-    return `${Number((n / 1000 ** step).toPrecision(4))} ${["B", "kB", "MB", "GB"][step]}`;
-  }
 
   function pairs(entries) {
     const list = make("dl", { className: "pairs" });
@@ -268,9 +263,7 @@
       make("p", { textContent: audit(row.audit) })));
     columns.append(part("Setting and cost", pairs([
       ...settings, ...(row.variant ? [["variant", row.variant]] : []), ["delta", round(row.delta)],
-      ["sent up per round", bytes(row.up)], ["sent down per round", bytes(row.down)],
-      ["client seconds per round", row.client === null ? "not recorded" : round(row.client)],
-      ["seeds", row.seeds.join(", ")], ...row.threat.map((t) => ["threat", pieces[t]])])));
+      ...row.costs, ["seeds", row.seeds.join(", ")], ...row.threat.map((t) => ["threat", pieces[t]])])));
     inner.append(columns);
     if (row.flags.length) {
       inner.append(part("Flags", items(row.flags.map((f) => pieces[f].filter(Boolean).join(". ")))));
