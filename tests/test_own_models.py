@@ -20,7 +20,7 @@ from bench.cli import app
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
-from bench.harness.launch import executor_of, planned
+from bench.harness.launch import local, planned
 from bench.models import bare_parameters, build, hand, unwrap
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
@@ -474,9 +474,9 @@ def test_the_python_api_takes_a_module_with_the_parameters_that_it_has(tmp_path:
     params = build(name, shape=(1, 16, 16), classes=10).init(generator(3, "init"))
     assert bool((params["head.bias"] == 0.25).all())
     suite = Suite.model_validate(TINY | {"tasks": [{"dataset": "digits", "model": name}]})
-    plan, keys = planned(suite, {}, Environment())
+    plan, _ = planned(suite, {}, Environment())
     with pytest.raises(UserError, match="held by this process alone"):
-        executor_of(plan, keys, "local", jobs=2)
+        local(plan, Environment(), workers=2)
     assert hand(nn.Linear(2, 2)) != hand(nn.Linear(2, 2))
     with pytest.raises(UserError, match="was handed to another process"):
         build("handed:Net-000000000000", shape=(1, 16, 16), classes=2)

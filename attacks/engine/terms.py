@@ -141,8 +141,11 @@ class Uploads:
             apart = self.clients.apart(x, y, bool(self.clips))
             gradient = self.clients.computed(*apart, self.moves(victims, own))
         if self.clips:
+            each = len(next(iter(gradient.values()))) // len(x)  # clients of a candidate
             shown = {
-                n: p.any(dim=0, keepdim=True) if victims is None else p[victims]
+                n: p.any(dim=0, keepdim=True)
+                if victims is None
+                else p[victims].repeat_interleave(each, dim=0)
                 for n, p in self.observation.present.items()
             }
             for clip in self.clips:
