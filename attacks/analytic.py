@@ -229,7 +229,7 @@ class Analytic(Attack):
             images = samples_of((x.cpu() - shift) / scale, ctx)
             note = f"position table: rank {int(ranks.min())} for {tokens} patches"
             return Reconstruction(images=images, failed=(ranks < tokens).cpu(), notes=(note,))
-        layer = LayerGradient.stacked([_layer_gradient(one) for one in releases])
+        layer = LayerGradient.stack([_layer_gradient(one) for one in releases])
         scale, shift = standardise(seen, ctx, first_layer(seen)[0])
         public = ctx.aux_x.flatten(1).double().cpu() * scale + shift
         x, visible = layer.solve(mean=public.mean(dim=0), variance=public.var(dim=0))
@@ -237,7 +237,7 @@ class Analytic(Attack):
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
         if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
-            more = _completed(releases[-1], layer, public) | _by_rank(seen, ctx)
+            more = complete_rows(releases[-1], layer, public) | _by_rank(seen, ctx)
             for victim, inputs in more.items():
                 exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
                 x[victim] = torch.where(exact, x[victim], inputs.to(x))
@@ -246,7 +246,7 @@ class Analytic(Attack):
         return Reconstruction(images=images, failed=~solved.cpu(), notes=notes)
 
 
-def _completed(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
+def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
     """Inputs [F] of the first layer by victim where the gradient is without noise but for a part
     that is encrypted or withheld, from the cells in the open."""
     if release.acting:
@@ -302,7 +302,7 @@ class LayerGradient:
     decided_variances: tuple[Tensor, Tensor]
 
     @staticmethod
-    def stacked(parts: Sequence[LayerGradient]) -> LayerGradient:
+    def stack(parts: Sequence[LayerGradient]) -> LayerGradient:
         """The rows of all releases below one another."""
 
         def rows(values: Sequence[Any]) -> Any:

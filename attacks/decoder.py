@@ -73,10 +73,10 @@ class Corrector(nn.Module):
         if not self.image:
             given = torch.cat([base.flatten(1), features.flatten(1)], dim=1)
             return base + self.level * self.last(self.body(given)).view_as(base)
-        inputs = torch.cat([4 * (base - 0.5), self.upsampled(features)], dim=1)
+        inputs = torch.cat([4 * (base - 0.5), self.upsample(features)], dim=1)
         return base + self.level * self.last(self.body(inputs))
 
-    def upsampled(self, features: Tensor) -> Tensor:
+    def upsample(self, features: Tensor) -> Tensor:
         """[B, channels / 2, H, W]: each pixel of a block has its own linear map from the cell, as a
         token is made of a block's pixels. (Of neighbours' numbers it would learn the noise.)"""
         small = self.project(features)
@@ -152,12 +152,12 @@ class Decoder(Attack):
         optimiser = torch.optim.AdamW(params.values(), lr=RATE, weight_decay=1e-3)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
-        def held_out() -> float:
+        def left_out_loss() -> float:
             with torch.no_grad():
                 guess = functional_call(module, params, data.of(data.held))
             return float(distance(guess, data.x[data.held], variance=data.variance).mean())
 
-        before = least = held_out()
+        before = least = left_out_loss()
         kept = {n: p.detach().clone() for n, p in params.items()}
         often = max(1, steps // 20)
         # All batches are drawn first: a copy to a GPU in every step would make the host wait.
@@ -172,7 +172,7 @@ class Decoder(Attack):
             optimiser.step()
             schedule.step()
             if step % often == 0 or step == steps:
-                now = held_out()
+                now = left_out_loss()
                 if now < least:
                     least, kept = now, {n: p.detach().clone() for n, p in params.items()}
                 ctx.progress(step / steps)

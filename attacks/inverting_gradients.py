@@ -121,7 +121,9 @@ class InvertingGradients(Attack):
         return solution.answer(matcher, known.notes)
 
 
-def faded(evaluate: Evaluate, encoding: Encoding, *, weight: float, below: Tensor) -> Evaluate:
+def fade_variation(
+    evaluate: Evaluate, encoding: Encoding, *, weight: float, below: Tensor
+) -> Evaluate:
     """Losses L with total variation that fades where they are small: b (1 + log(L / b)) stands for
     L < b, so that the slope of L grows as b / L, and what is added weighs the less.
 
@@ -166,7 +168,7 @@ class SignedAdam:
         fades = torch.tensor(_FADES, dtype=encoding.dtype, device=problems.turn.device)
         below = fades[problems.turn % len(fades)]
         if self.fading is not None:
-            evaluate = faded(plain, encoding, weight=self.fading, below=below)
+            evaluate = fade_variation(plain, encoding, weight=self.fading, below=below)
         minimum = descend(
             Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
             problems.start,
@@ -181,7 +183,7 @@ class SignedAdam:
             return minimum
         # Starts of a victim are compared by one objective.
         first = fades[:1].expand_as(below)
-        judge = faded(plain, encoding, weight=self.fading, below=first)
+        judge = fade_variation(plain, encoding, weight=self.fading, below=first)
         loss, _ = judge(minimum.x, torch.arange(len(below), device=below.device))
         return replace(minimum, loss=torch.where(minimum.loss.isfinite(), loss, torch.inf))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.engine.joint import best_labels
 from attacks.engine.labels import read_labels
-from attacks.engine.matching import Matcher, build_matcher, judge_answer, unexplained
+from attacks.engine.matching import Matcher, build_matcher, judge_answer, share_unexplained
 from attacks.engine.observation import NonFiniteError
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
@@ -17,7 +17,7 @@ from bench.toolkit.batches import class_means
 
 class Likelihood(Judge):
     """Negative log of the likelihood of what was seen times the public prior of samples, as the
-    attacks that match have them (see `Matcher.judged`).
+    attacks that match have them (see `Matcher.judge`).
 
     An answer without images is judged by the public class means of its labels; one without labels
     by the labels that suit it best, of several samples by those that are read off the upload.
@@ -32,7 +32,7 @@ class Likelihood(Judge):
         """See `Judge.unexplained`."""
         if answer.images is None:
             return None
-        return self._figures(unexplained, seen, ctx, answer)
+        return self._figures(share_unexplained, seen, ctx, answer)
 
     def _figures(
         self,

@@ -38,7 +38,7 @@ class Complaints:
         self._sentences: dict[str, None] = {}
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def note(self) -> Iterator[None]:
         """A check that may raise a UserError, whose sentence is kept."""
         try:
             yield

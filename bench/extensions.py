@@ -27,7 +27,7 @@ class BrokenImport(Exception):
     """What cannot be used as it raised, or misbehaved, when it was imported; the text says how."""
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
+def list_installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, sorted; the first of a name counts."""
     points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda p: p.name):

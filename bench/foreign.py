@@ -75,7 +75,7 @@ _told: list[BaseException] = []
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def contain() -> Iterator[None]:
     """Let every exception inside leave as an Exception: SystemExit and its like as `Escaped`.
 
     Only what comes from outside passes, KeyboardInterrupt where somebody pressed Ctrl-C and
@@ -222,7 +222,7 @@ class Left:
 
 @contextmanager
 def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[None]:
-    """Run foreign code as `contained`, with its prints on stderr, and restore the process's state.
+    """Run foreign code as `contain`, with its prints on stderr, and restore the process's state.
 
     left: is told what was changed. relays: whether what is printed comes out at all.
     """
@@ -231,7 +231,7 @@ def foreign_code(left: Left | None = None, *, relays: bool = True) -> Iterator[N
     streams = sys.stdin, sys.stdout, sys.stderr
     sys.stdout = _Aside(sys.stderr if relays else None, sys.stdout)
     try:
-        with contained():
+        with contain():
             yield
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams

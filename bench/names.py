@@ -64,7 +64,7 @@ def is_given_name(name: str) -> bool:
     )
 
 
-def given_name(name: str) -> str:
+def check_given_name(name: str) -> str:
     """The name itself. Raises UserError if it is none by `is_given_name`."""
     if not is_given_name(name):
         raise UserError(
@@ -76,11 +76,11 @@ def given_name(name: str) -> str:
 
 FileName = Annotated[str, AfterValidator(file_name)]
 """The name of a file in a known folder."""
-GivenName = Annotated[str, AfterValidator(given_name)]
+GivenName = Annotated[str, AfterValidator(check_given_name)]
 """What a user calls a suite or a threat: files are named after it, with more before and behind."""
 
 
-def counted(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
     """1 seed, 3 seeds."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 

@@ -22,7 +22,7 @@ from bench.contract.compose import Composed
 from bench.contract.defense import Defense
 from bench.errors import UserError
 from bench.extensions import BrokenImport, load_entry_point, load_file, origin_of
-from bench.foreign import contained
+from bench.foreign import contain
 from bench.names import GROUPS, PluginKind, did_you_mean
 
 _BASES: Mapping[PluginKind, type] = {"defense": Defense, "attack": Attack}
@@ -113,7 +113,7 @@ class Registry:
         assert cls is not None
         checked = check_arguments(cls, settings, what=f"{kind} '{name}'", where=where)
         try:
-            with contained():
+            with contain():
                 return cls(**checked)
         except ValueError as error:  # the constructor refuses a setting's value
             raise UserError(str(error)) from error

@@ -71,7 +71,7 @@ def run(
         jobs = 0 if jobs is None else jobs
     place = None if data_dir is None else Path(data_dir)
     env = launch.environment(device, place, download, _files(plugins))
-    plan, keys = launch.planned(chosen_suite, only or {}, env, shard)
+    plan, keys = launch.plan_suite(chosen_suite, only or {}, env, shard)
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 0):
         raise UserError(f"jobs must be a whole number >= 0, got {jobs!r}.")
     executor = launch.local(plan, env, workers=jobs)

@@ -192,7 +192,7 @@ class Suite(BaseModel):
                 yield did_you_mean("threat", attack.threat, threats)
             if attack.threat not in [None, *threats]:
                 continue
-            observed = self.observed_checkpoints(attack)
+            observed = self.checkpoints_observed(attack)
             for checkpoint in attack.checkpoints or []:
                 if checkpoint not in observed:
                     yield (
@@ -304,7 +304,7 @@ class Suite(BaseModel):
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
             yield from repeats(where, pairs, show=lambda setting: _setting(*setting))
 
-    def observed_checkpoints(self, attack: AttackSettings) -> list[Checkpoint]:
+    def checkpoints_observed(self, attack: AttackSettings) -> list[Checkpoint]:
         """The checkpoints that an attack's threat observes."""
         name = attack.threat or self.threats[0].name
         recorded = any(t.recorded for t in self.threats if t.name == name)
@@ -313,7 +313,7 @@ class Suite(BaseModel):
     def checkpoints_of(self, attack: AttackSettings) -> list[Checkpoint]:
         """Return the checkpoints at which an attack runs."""
         own = attack.checkpoints or self.checkpoints
-        return [c for c in self.observed_checkpoints(attack) if c in own]
+        return [c for c in self.checkpoints_observed(attack) if c in own]
 
     def threats_of(self, place: int) -> list[ThreatSettings]:
         """Return what the trainings of the task at a place observe: every threat, but none where
@@ -363,7 +363,7 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-def shipped() -> list[str]:
+def list_shipped() -> list[str]:
     """Names of the suites that come with leakbench."""
     folder = files("bench") / "suites"
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
@@ -372,7 +372,7 @@ def shipped() -> list[str]:
 def suite_text(name: str) -> tuple[str, str]:
     """The text of a shipped suite or of a TOML file, and what to call it. Raises UserError if
     there is none."""
-    if name in shipped():
+    if name in list_shipped():
         place = files("bench") / "suites" / f"{name}.toml"
         return place.read_text(encoding="utf-8"), place.name
     if Path(name).is_file():
@@ -384,7 +384,7 @@ def suite_text(name: str) -> tuple[str, str]:
             ) from error
     if name.endswith(".toml") or "/" in name:
         raise UserError(f"no such suite file: {name}.")
-    raise UserError(did_you_mean("suite", name, [*shipped(), "FILE.toml"]))
+    raise UserError(did_you_mean("suite", name, [*list_shipped(), "FILE.toml"]))
 
 
 def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
@@ -411,7 +411,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
 def changes(suite: Suite) -> list[str]:
     """Return the keys in which a suite differs from the shipped one of its name and version,
     without those that decide no figure; empty where no such suite is shipped."""
-    if suite.name not in shipped():
+    if suite.name not in list_shipped():
         return []
     known, own = read_suite(suite.name).model_dump(), suite.model_dump()
     if known["version"] != own["version"]:

@@ -188,7 +188,7 @@ def _losses(
 # --- the suite that comes of it ---------------------------------------------------------------
 
 
-def tuned_text(
+def write_tuned(
     text: str, suite: Suite, tuned: Sequence[Search], losses: Sequence[float], registry: Registry
 ) -> str:
     """Return a suite's file with the tuned settings, a comment on each, under the name NAME_tuned;

@@ -124,7 +124,7 @@ class BoundedLDP(Defense):
         return 0.0, self.bound
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        def released(plain: Message) -> Message:
+        def release(plain: Message) -> Message:
             values = {}
             for name, part in plain.parts.items():
                 centre, radius = self._range(local.broadcast[name])
@@ -133,7 +133,7 @@ class BoundedLDP(Defense):
                 values[name] = (centre + radius * drawn).to(part.values)
             return replace_values(plain, values)
 
-        return change_uploads(messages, self.target, local, released)
+        return change_uploads(messages, self.target, local, release)
 
     @property
     def noise_std(self) -> float:

@@ -111,7 +111,7 @@ Half a grid step is 770, 172, 77 and 24 times the std: at 1000 a value goes wron
 """
 
 
-def rounded(values: Tensor, parameters: Parameters) -> Tensor:
+def round_values(values: Tensor, parameters: Parameters) -> Tensor:
     """Float64 values on the grid: what `encrypt` sends, so sums of these are what comes back."""
     return (values.detach().cpu().double() / parameters.resolution).round() * parameters.resolution
 
@@ -135,7 +135,7 @@ def encode(values: Tensor, parameters: Parameters) -> np.ndarray:
 
     TenSEAL would repeat a short vector instead, which shows its length in the ciphertext's size.
     """
-    on_grid = rounded(values, parameters).numpy()
+    on_grid = round_values(values, parameters).numpy()
     bad = np.flatnonzero(~(np.abs(on_grid) <= parameters.max_magnitude))
     if len(bad):
         raise ValueError(
@@ -158,7 +158,7 @@ def open_context(public_context: bytes) -> tuple[Any, Parameters]:
     return tenseal.context_from(body, n_threads=1), Parameters(**json.loads(header))
 
 
-def checked(payload: bytes) -> bytes:
+def check_payload(payload: bytes) -> bytes:
     return zlib.crc32(payload).to_bytes(CHECKSUM_BYTES, "big") + payload
 
 
@@ -239,7 +239,7 @@ def add(uploads: Sequence[Sequence[bytes]], public_context: bytes) -> list[bytes
         total = load_ciphertext(position[0], context)
         for data in position[1:]:
             total.add_(load_ciphertext(data, context))
-        sums.append(checked(total.serialize()))
+        sums.append(check_payload(total.serialize()))
     return sums
 
 
@@ -257,4 +257,4 @@ def encrypt(values: Tensor, public_context: bytes) -> list[bytes]:
 
     context, parameters = open_context(public_context)
     rows = encode(values, parameters)
-    return [checked(tenseal.ckks_vector(context, row.tolist()).serialize()) for row in rows]
+    return [check_payload(tenseal.ckks_vector(context, row.tolist()).serialize()) for row in rows]

@@ -76,7 +76,7 @@ class DPMixSL(GroupMixing):
     def bound(self, *, smashed: float, label: float) -> float:
         return (1 / self.group) ** 2 * (smashed + label) / 2
 
-    def mixed_noises(self) -> float:
+    def mix_noises(self) -> float:
         """E[sum lambda_i^2]."""
         if self.mixing == "uniform":
             return 1 / self.group

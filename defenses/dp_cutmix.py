@@ -84,8 +84,8 @@ class DPCutMix(GroupMixing):
         """Eq. 1: M_i * s_i + N_s. Without noise elsewhere, only the client's own patches are on
         the wire: the server has the masks."""
         own = patch_map(client.plan[PATCHES], q)
-        masked = torch.where(own, self.clipped(q), 0.0)
-        noised = self.noised(masked, client)
+        masked = torch.where(own, self.clip_smashed(q), 0.0)
+        noised = self.add_noise(masked, client)
         if (self.noise == "eq1" and self.smashed_std) or bool(client.plan[PATCHES].all()):
             return Part(values=noised)
         return Part(values=torch.where(own, noised, 0.0), present=own)
@@ -120,6 +120,6 @@ class DPCutMix(GroupMixing):
         # From `first` on, rosters leave over more and more, until a full group, then one client.
         return 1 if most - least > self.group - first else first
 
-    def mixed_noises(self) -> float:
+    def mix_noises(self) -> float:
         """All of a group's noises meet in every value (Eq. 1), or one does (B.3)."""
         return self.group if self.noise == "eq1" else 1

@@ -157,10 +157,10 @@ class EncryptedZone(Defense):
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         return change_uploads(
-            messages, "update", local, lambda m: self.protect(self.measured(m, local), client)
+            messages, "update", local, lambda m: self.protect(self.measure(m, local), client)
         )
 
-    def measured(self, update: Message, local: Local) -> Message:
+    def measure(self, update: Message, local: Local) -> Message:
         """The update that is protected and sent."""
         return update
 
@@ -168,9 +168,9 @@ class EncryptedZone(Defense):
         """What of an update is sent: the encrypted zone sealed, all else as it is."""
         zone = client.plan["encrypted"]
         shown = {n: showing(p, ~zone[n]) for n, p in update.parts.items()}
-        return replace(update, parts=shown, sealed=self.sealed(update, zone, client))
+        return replace(update, parts=shown, sealed=self.seal(update, zone, client))
 
-    def sealed(self, update: Message, zone: Masks, client: Client) -> dict[str, Sealed]:
+    def seal(self, update: Message, zone: Masks, client: Client) -> dict[str, Sealed]:
         """The update's values in the zone, as ciphertexts."""
         hidden = {n: p.told() & zone[n] for n, p in update.parts.items()}
         sealed = {n: Sealed(n_bytes=0, covers=h) for n, h in hidden.items() if bool(h.any())}
@@ -184,7 +184,7 @@ class EncryptedZone(Defense):
         if "pinned" in client.plan:  # an attacker's rehearsal: nobody will open it
             return Sealed(n_bytes=0, covers=covers)
         within = _within(GAIN * values.double().cpu(), self._ckks, clients)
-        lost = (ckks.rounded(within, self._ckks) - within).norm()
+        lost = (ckks.round_values(within, self._ckks) - within).norm()
         if lost > _MOST_LOST * within.norm():
             warnings.warn(
                 f"rounding to the ciphertexts' grid of {self._ckks.resolution / GAIN:.1g} takes "
@@ -202,18 +202,18 @@ class EncryptedZone(Defense):
         if not masks:
             return ()
         shared = {"encrypted": self.agree(masks), "company": len(masks), "pinned": True}
-        return [{**shared, **self.rehearsed(mask)} for mask in masks]
+        return [{**shared, **self.keep_for_rehearsal(mask)} for mask in masks]
 
-    def rehearsed(self, mask: Masks) -> dict[str, Any]:
+    def keep_for_rehearsal(self, mask: Masks) -> dict[str, Any]:
         """What of a client's mask an attacker's rehearsal keeps: all, where it comes from more
         data than the rehearsed batch."""
         return {"mask": mask}
 
     # --- server -------------------------------------------------------------------------------
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
-        return self.moved(server, messages, over="count")
+        return self.move(server, messages, over="count")
 
-    def moved(
+    def move(
         self, server: Server, messages: Sequence[Message], *, over: Literal["count", "all"]
     ) -> State:
         """The state plus, per coordinate, the mean update: of what was sent in the open the sum

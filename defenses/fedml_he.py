@@ -152,7 +152,7 @@ class FedMLHE(EncryptedZone):
     def agree(self, masks: Sequence[Masks]) -> Masks:
         return {n: m for n, m in masks[0].items() if n != _CLIENTS}
 
-    def rehearsed(self, mask: Masks) -> dict[str, Any]:
+    def keep_for_rehearsal(self, mask: Masks) -> dict[str, Any]:
         return {}
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:

@@ -48,7 +48,7 @@ class LGFedAvg(Defense):
     keep: Annotated[float, Limits("share of the stages below the head", above=0, most=1)] = 1.0
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        kept = self.kept_stages(local.broadcast)
+        kept = self.stages_kept(local.broadcast)
         nothing = torch.tensor(False, device=client.y.device)
         out = []
         for message in messages:
@@ -61,7 +61,7 @@ class LGFedAvg(Defense):
             out.append(message)
         return out
 
-    def kept_stages(self, names: Iterable[str]) -> list[str]:
+    def stages_kept(self, names: Iterable[str]) -> list[str]:
         """Which stages stay with a client that trains the parameters `names`."""
         below = [s for s in dict.fromkeys(_stage(n) for n in names) if s != _HEAD]
         return below[: math.ceil(self.keep * len(below) - 1e-9)]

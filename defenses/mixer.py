@@ -181,7 +181,7 @@ def mixtures(
     out = []
     for plan in (m for m in heard if m.sender == MIXER and m.kind == kind):
         ratio = {i: float(part.values.double().mean()) for i, part in plan.parts.items()}
-        smashed = [share(_sent(uploads[i]), r) for i, r in ratio.items()]
+        smashed = [share(_fill_absent(uploads[i]), r) for i, r in ratio.items()]
         targets = [r * labels[i] for i, r in ratio.items()] if labels else []
         out.append(
             Mixture(
@@ -194,7 +194,7 @@ def mixtures(
     return out
 
 
-def _sent(part: Part) -> Tensor:
+def _fill_absent(part: Part) -> Tensor:
     """A part's values, 0 where nothing was sent."""
     if part.present is None:
         return part.values
@@ -225,10 +225,10 @@ class GroupMixing(NoisedSmashed):
     def together(self) -> int:  # type: ignore[override]
         return self.group
 
-    def mixed_noises(self) -> float:
+    def mix_noises(self) -> float:
         """Variance of the noise in a full group's mixture over that in one upload."""
         raise TypeError(f"{type(self).__name__} must define mixed_noises().")
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        std = self.smashed_std * self.mixed_noises() ** 0.5
+        std = self.smashed_std * self.mix_noises() ** 0.5
         return super().constants(facts) | {"mixed_noise_std": std}

@@ -54,13 +54,13 @@ class _ClippedNoise(Defense):
         raise TypeError("a subclass names its noise")
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        def noised(update: Message) -> Message:
+        def add_noise(update: Message) -> Message:
             parts = clip(update.parts, norm=self.clip_norm, order=self.order)
             rng = client.rng["defense"]
             values = {n: p.values + self._noise(p.values, rng) for n, p in parts.items()}
             return replace_values(update, values)
 
-        return change_uploads(messages, "update", local, noised)
+        return change_uploads(messages, "update", local, add_noise)
 
 
 class GaussianUpdate(_ClippedNoise):

@@ -72,7 +72,7 @@ class NoisedSmashed(Defense):
         if not math.isfinite(self.low):
             raise ValueError(f"low must be finite (lower end of the interval), got {self.low}.")
 
-    def clipped(self, q: Tensor) -> Tensor:
+    def clip_smashed(self, q: Tensor) -> Tensor:
         """Smashed data in [low, low + clip]."""
         if self.smashed_size is not None and q[0].numel() != self.smashed_size:
             raise ValueError(
@@ -82,9 +82,9 @@ class NoisedSmashed(Defense):
         return q if math.isinf(self.clip) else q.clamp(self.low, self.low + self.clip)
 
     def smashed(self, q: Tensor, client: Client) -> Part:
-        return Part(values=self.noised(self.clipped(q), client))
+        return Part(values=self.add_noise(self.clip_smashed(q), client))
 
-    def noised(self, values: Tensor, client: Client) -> Tensor:
+    def add_noise(self, values: Tensor, client: Client) -> Tensor:
         """N_s added to every value."""
         if self.smashed_std == 0:
             return values
@@ -121,10 +121,10 @@ class NoisedSmashed(Defense):
         the paper claims nothing."""
         if math.isinf(self.clip) or self.smashed_std == self.label_std == 0:
             return None
-        slope = self.printed_slope(self.smashed_size or PAPER_SMASHED_SIZE)
+        slope = self.slope_by_paper(self.smashed_size or PAPER_SMASHED_SIZE)
         return best_renyi_epsilon(slope, facts.delta)[0], facts.delta, "record"
 
-    def printed_slope(self, smashed_size: int) -> float:
+    def slope_by_paper(self, smashed_size: int) -> float:
         """Slope of one upload by the paper, whose labels differ by D_y."""
         return self.bound(
             smashed=_signal(self.clip**2 * smashed_size, self.smashed_std),
@@ -186,12 +186,12 @@ class NoisedSmashed(Defense):
         count = record_uploads(facts)
         out: dict[str, float | str] = {}
         if self.claim(facts) is not None:
-            printed = self.printed_slope(PAPER_SMASHED_SIZE)
+            printed = self.slope_by_paper(PAPER_SMASHED_SIZE)
             out["rdp2_printed_paper_size"] = 2 * printed
             out["eps_printed_paper_size"] = best_renyi_epsilon(printed, facts.delta)[0]
         if self._no_proof() is None and self.label_std > 0:
             assert self.smashed_size is not None
-            printed = self.printed_slope(self.smashed_size)
+            printed = self.slope_by_paper(self.smashed_size)
             slope = self.server_slope(self.smashed_size, facts)
             out["rdp2_printed"] = 2 * printed
             out["rdp2_server"] = 2 * slope

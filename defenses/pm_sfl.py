@@ -184,8 +184,8 @@ class PMSFL(Defense):
             scores = {n: p.values for n, p in plain.parts.items() if n in local.const}
             personal = self._personal(message.round, local.start, scores, client)
             parts = dict(plain.parts)
-            for name, theta in self._released(scores, client).items():
-                sent = self._sent(parts[name], theta, client)
+            for name, theta in self._release(scores, client).items():
+                sent = self._send(parts[name], theta, client)
                 parts[name] = showing(sent, ~personal[name]) if name in personal else sent
             out.append(plain.with_parts(parts))
             if personal:
@@ -204,12 +204,12 @@ class PMSFL(Defense):
                 )
         return out
 
-    def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
+    def _send(self, part: Part, theta: Tensor, client: Client) -> Part:
         """What goes out for the probabilities theta: a fresh mask (Eq. 5)."""
         mask = (uniform_like(theta, rng=client.rng["defense"]) < theta).to(theta)
         return replace(part, values=mask, bits=1)
 
-    def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
+    def _release(self, scores: State, client: Client) -> dict[str, Tensor]:
         """The probabilities from which the upload is drawn."""
         return {n: torch.sigmoid(s) for n, s in scores.items()}
 
@@ -276,13 +276,13 @@ class PMSFL(Defense):
         tensors = tuple(round.constants) or None
         return BernoulliMask(of="weights", tensors=tensors, clip=self.clip)
 
-    def masked(self, facts: Facts) -> int:
+    def count_masked(self, facts: Facts) -> int:
         """Parameters that the masks cover."""
         return facts.parameters - (facts.head if self.masks == "bottom" else 0)
 
     def of_head(self, facts: Facts) -> tuple[Event, ...]:
         """The event of a head that is sent as ordinary weights, if clients hold one."""
-        if self.masked(facts) == facts.parameters:
+        if self.count_masked(facts) == facts.parameters:
             return ()
         return (Unprotected(what="the head's update", why="it is sent as ordinary weights"),)
 
@@ -297,7 +297,7 @@ class PMSFL(Defense):
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        d, clients = self.masked(facts), facts.sampled
+        d, clients = self.count_masked(facts), facts.sampled
         return {
             "c": self.clip,
             "eq6_bound": d / (4 * clients),

@@ -138,9 +138,9 @@ class NoisedPMSFL(PMSFL):
         return math.sqrt(2 * self.local_steps * math.log(1 / self.delta)) / self.budget
 
     # --- Theorem 3b: probabilities --------------------------------------------------------------
-    def _released(self, scores: State, client: Client) -> dict[str, Tensor]:
+    def _release(self, scores: State, client: Client) -> dict[str, Tensor]:
         """Under noise `mask`: theta with Gaussian noise, clipped."""
-        thetas = super()._released(scores, client)
+        thetas = super()._release(scores, client)
         if self.noise != "mask":
             return thetas
         low, high = self.clip, 1 - self.clip
@@ -184,13 +184,13 @@ class NoisedPMSFL(PMSFL):
         if self.noise == "none":
             return None
         if self.noise == "smashed":
-            gain = amplification_gain(self.budget, c=self.clip, d=self.masked(facts))
+            gain = amplification_gain(self.budget, c=self.clip, d=self.count_masked(facts))
             return self.budget - gain, 0.0, "record"
         return min(self.budget, self._closing_bound(facts)), self.delta, "record"
 
     def _closing_bound(self, facts: Facts) -> float:
         """Pure epsilon of a mask of bits whose chances lie in [c, 1 - c] (Sec. 5's closing)."""
-        return self.masked(facts) * bernoulli_epsilon(self.clip)
+        return self.count_masked(facts) * bernoulli_epsilon(self.clip)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record, over all releases; smashed data only under noise `smashed`."""
@@ -232,7 +232,7 @@ class NoisedPMSFL(PMSFL):
         """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
         bits = RandomisedResponse(
             epsilon=bernoulli_epsilon(self.clip),
-            coordinates=self.masked(facts),
+            coordinates=self.count_masked(facts),
             covers="mask bits",
             unit="record",
             count=facts.releases,
@@ -245,8 +245,8 @@ class NoisedPMSFL(PMSFL):
         """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
         width = 1.0 if self.variant == "printed" else 1 - 2 * self.clip
         return Gaussian(
-            sensitivity=math.sqrt(self.masked(facts)) * width,
-            std=self._mask_std(self.masked(facts)),
+            sensitivity=math.sqrt(self.count_masked(facts)) * width,
+            std=self._mask_std(self.count_masked(facts)),
             unit="record",
             count=facts.releases,
         )
@@ -265,7 +265,7 @@ class NoisedPMSFL(PMSFL):
             case "mask":
                 constants |= {
                     "masks": "noised",
-                    "noise_std": self._mask_std(self.masked(facts)),
+                    "noise_std": self._mask_std(self.count_masked(facts)),
                     "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":

@@ -114,7 +114,7 @@ class ShareHolders(Party):
             self.held = {**self.held, message.sender: message.sealed[_SHARES].box}
             return []
         arrived = {name for name in message.parts if name in self.held}
-        if message.kind != _UNMASK or len(arrived) < needed(self.threshold, len(self.held)):
+        if message.kind != _UNMASK or len(arrived) < uploads_needed(self.threshold, len(self.held)):
             return []
         parts = {
             f"{name} {_SEED if name in arrived else _SECRET}": _bytes_part(
@@ -126,7 +126,7 @@ class ShareHolders(Party):
         return [replace(message, sender=HOLDERS, receiver=message.sender, parts=parts)]
 
 
-def needed(threshold: float, clients: int) -> int:
+def uploads_needed(threshold: float, clients: int) -> int:
     """Uploads of so many clients that must arrive, at least one."""
     return max(1, math.ceil(threshold * clients))
 
@@ -177,14 +177,14 @@ class SecureAggregation(Defense):
         """Distance of neighbouring values."""
         return 2 * self.clip / self.levels
 
-    def encoded(self, values: Tensor, rng: torch.Generator) -> Tensor:
+    def encode(self, values: Tensor, rng: torch.Generator) -> Tensor:
         """Whole numbers int64 [N] of values [N], rounded up or down so that the mean is right."""
         place = (values.double().cpu().clamp(-self.clip, self.clip) + self.clip) / self.step
         below = place.floor()
         up = torch.rand(place.shape, generator=rng, dtype=torch.float64) < place - below
         return (below + up).long().clamp(0, self.levels)
 
-    def decoded(self, total: Tensor, count: int) -> Tensor:
+    def decode(self, total: Tensor, count: int) -> Tensor:
         """The sum float64 [N] of `count` vectors from the sum of their whole numbers int64 [N]."""
         return total.double() * self.step - count * self.clip
 
@@ -202,7 +202,7 @@ class SecureAggregation(Defense):
         """The public key to everyone, and what the share holders keep."""
         if when != "upload" or _LONE in client.plan:
             return []
-        secret, seed = (_drawn(client.rng["defense"]) for _ in range(2))
+        secret, seed = (_draw_bytes(client.rng["defense"]) for _ in range(2))
         client.memory[_SECRET], client.memory[_SEED] = secret, seed
         key = public_key(secret).to_bytes(_PUBLIC_BYTES, "big")
         covers = torch.zeros(0, dtype=torch.bool)
@@ -223,9 +223,9 @@ class SecureAggregation(Defense):
         if _LONE in client.plan:  # an attacker's rehearsal: the sum of one client
             return messages
         dropped = client.memory.pop(_DROPS, False)
-        return change_uploads(messages, "update", local, lambda m: self.masked(m, client, dropped))
+        return change_uploads(messages, "update", local, lambda m: self.mask(m, client, dropped))
 
-    def masked(self, update: Message, client: Client, dropped: bool) -> Message:
+    def mask(self, update: Message, client: Client, dropped: bool) -> Message:
         """The update with its values under masks; of a client that dropped out nothing."""
         if dropped:  # no byte arrives, and the client keeps nothing of its own
             nothing = torch.tensor(False)
@@ -233,7 +233,7 @@ class SecureAggregation(Defense):
             return update.with_parts({n: sparse(p, nothing) for n, p in lost.items()})
         covers = {n: p.told() for n, p in update.parts.items()}
         values = torch.cat([p.values[covers[n]] for n, p in update.parts.items()])
-        total = self.encoded(values, client.rng["defense"])
+        total = self.encode(values, client.rng["defense"])
         total = total + mask_of(client.memory[_SEED], len(total))
         for other, key in client.plan[_KEY].items():
             seed = agree_on_seed(client.memory[_SECRET], key)
@@ -309,7 +309,7 @@ class SecureAggregation(Defense):
             secret = told[f"{lost} {_SECRET}"]
             for name in arrived:  # whose mask for the pair found no partner
                 total -= pair_mask(name, lost, agree_on_seed(secret, keys[name]), length)
-        mean = self.decoded(total % MODULUS, len(arrived)) / len(arrived)
+        mean = self.decode(total % MODULUS, len(arrived)) / len(arrived)
         tensors = {}
         pieces = mean.split([int(c.sum()) for c in covers.values()])
         for (name, where), piece in zip(covers.items(), pieces, strict=True):
@@ -327,7 +327,7 @@ class SecureAggregation(Defense):
         return (
             Summed(
                 what="the clients' updates",
-                fewest=needed(self.threshold, clients) if self.dropout else clients,
+                fewest=uploads_needed(self.threshold, clients) if self.dropout else clients,
                 most=clients,
                 values=facts.parameters,
                 clip=self.clip,
@@ -339,7 +339,7 @@ class SecureAggregation(Defense):
         return {"rounding_step": self.step, "summed": float(facts.sampled)}
 
 
-def _drawn(rng: torch.Generator) -> bytes:
+def _draw_bytes(rng: torch.Generator) -> bytes:
     return bytes(torch.randint(256, (_BYTES,), generator=rng).tolist())
 
 

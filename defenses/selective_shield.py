@@ -57,7 +57,7 @@ TOLERANCE = 1e-9
 """Slack of rho: .1 * 30 > 3 in floating point."""
 
 
-def listed(name: str, value: float | list[float]) -> tuple[float, ...]:
+def list_setting(name: str, value: float | list[float]) -> tuple[float, ...]:
     """A setting that is one for all clients, or a list dealt to them in turn, as a tuple."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values:
@@ -110,7 +110,10 @@ class SelectiveShield(EncryptedZone):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.taus, self.clips = listed("tau", self.tau), listed("clip_norm", self.clip_norm)
+        self.taus, self.clips = (
+            list_setting("tau", self.tau),
+            list_setting("clip_norm", self.clip_norm),
+        )
         self._norm = max(self.clips)  # epsilon is the same for all, since noise is in units of it
         self.cycle = math.lcm(len(self.taus), len(self.clips))
 
@@ -149,7 +152,7 @@ class SelectiveShield(EncryptedZone):
         return consensus(masks, rho=self.rho)
 
     # --- encrypt, keep, noise -------------------------------------------------------------------
-    def measured(self, update: Message, local: Local) -> Message:
+    def measure(self, update: Message, local: Local) -> Message:
         """The update, measured from what `update_from` says."""
         if self.update_from == "broadcast":
             return update
@@ -162,11 +165,11 @@ class SelectiveShield(EncryptedZone):
         """What of an update is sent, in three zones."""
         zone = client.plan["encrypted"]
         mine = client.memory.get(MINE, zone)
-        sealed = self.sealed(update, zone, client)  # Eq. 19
+        sealed = self.seal(update, zone, client)  # Eq. 19
         shown = {n: showing(p, ~(zone[n] | mine[n])) for n, p in update.parts.items()}  # Eq. 17, 18
-        return replace(update, parts=self.noised(shown, client), sealed=sealed)
+        return replace(update, parts=self.add_noise(shown, client), sealed=sealed)
 
-    def noised(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
+    def add_noise(self, parts: Mapping[str, Part], client: Client) -> dict[str, Part]:
         """The noised zone: clipped as one vector (Eq. 20) and noised (Eq. 21)."""
         if not any(bool(p.presence().any()) for p in parts.values()):
             return dict(parts)
@@ -187,10 +190,10 @@ class SelectiveShield(EncryptedZone):
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State:
         """The server adds ciphertexts (Eq. 23) and noised values (Eq. 24); the key server opens the
         former's sum (Eq. 25) and moves the model by the mean, eta_g = 1 (Eq. 26)."""
-        return self.moved(server, messages, over=self.average)
+        return self.move(server, messages, over=self.average)
 
-    def rehearsed(self, mask: Masks) -> dict[str, Any]:
-        return {} if self.score == "update" else super().rehearsed(mask)
+    def keep_for_rehearsal(self, mask: Masks) -> dict[str, Any]:
+        return {} if self.score == "update" else super().keep_for_rehearsal(mask)
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
@@ -253,7 +256,7 @@ def fisher_scores(sums: State, *, samples: int, score: Score) -> dict[str, Tenso
     return {n: (v / samples).square() for n, v in sums.items()}
 
 
-def normalised_by_layer(scores: State) -> dict[str, Tensor]:
+def normalise_by_layer(scores: State) -> dict[str, Tensor]:
     """Eq. 13: scores of each layer (weight and bias together) moved to [0, 1]; 0 in a layer whose
     scores are all alike, where Eq. 13 is 0/0."""
     out = {}
@@ -268,7 +271,7 @@ def normalised_by_layer(scores: State) -> dict[str, Tensor]:
 
 def sensitive(scores: State, *, tau: float) -> dict[str, Tensor]:
     """Eq. 14: the mask of normalised scores strictly above tau."""
-    return {n: v > tau for n, v in normalised_by_layer(scores).items()}
+    return {n: v > tau for n, v in normalise_by_layer(scores).items()}
 
 
 def consensus(masks: Sequence[Masks], *, rho: float) -> dict[str, Tensor]:

@@ -39,9 +39,9 @@ class _Sparsifier(Defense):
     """Sends some values of the whole update, of which a subclass says which."""
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        return change_uploads(messages, "update", local, lambda m: self.sparsified(m, client))
+        return change_uploads(messages, "update", local, lambda m: self.sparsify(m, client))
 
-    def sparsified(self, update: Message, client: Client) -> Message:
+    def sparsify(self, update: Message, client: Client) -> Message:
         """The update with the values that are sent."""
         raise TypeError(f"{type(self).__name__} must define sparsified(update, client).")
 
@@ -68,7 +68,7 @@ class TopK(_Sparsifier):
     keep: Annotated[float, Limits("share of coordinates sent", above=0, most=1)]
     feedback: bool = True
 
-    def sparsified(self, update: Message, client: Client) -> Message:
+    def sparsify(self, update: Message, client: Client) -> Message:
         parts = dict(update.parts)
         if self.feedback:
             left = client.memory.get(_RESIDUAL, {})
@@ -77,7 +77,7 @@ class TopK(_Sparsifier):
         count = max(1, round(self.keep * len(size)))
         chosen = torch.zeros_like(size, dtype=torch.bool)
         chosen[size.topk(min(count, len(size))).indices] = True
-        sent = _sent(parts, chosen & (size > 0))
+        sent = _keep_chosen(parts, chosen & (size > 0))
         if self.feedback:
             client.memory[_RESIDUAL] = {
                 n: torch.where(sent[n].presence() | ~p.presence(), 0.0, p.values)
@@ -113,13 +113,13 @@ class Percentile(_Sparsifier):
     percentile: Annotated[float, Limits(least=0, most=100)] = 10.0
     gamma: Annotated[float, Limits("largest value of an update per step", above=0)] = 0.01
 
-    def sparsified(self, update: Message, client: Client) -> Message:
+    def sparsify(self, update: Message, client: Client) -> Message:
         limit = self.gamma * update.local_steps
         size = _magnitudes(update.parts)
         if not len(size):
             return update
         cutoff = float(np.percentile(size.cpu().numpy(), self.percentile))
-        sent = _sent(update.parts, (size >= cutoff) & (size > 0))
+        sent = _keep_chosen(update.parts, (size >= cutoff) & (size > 0))
         return update.with_parts(
             {n: replace(p, values=p.values.clamp(-limit, limit)) for n, p in sent.items()}
         )
@@ -141,7 +141,7 @@ def _magnitudes(parts: Mapping[str, Part]) -> Tensor:
     return torch.cat([p.values[p.presence()].abs() for p in parts.values()])
 
 
-def _sent(parts: Mapping[str, Part], chosen: Tensor) -> dict[str, Part]:
+def _keep_chosen(parts: Mapping[str, Part], chosen: Tensor) -> dict[str, Part]:
     """The parts with the `chosen` [N] of their present values."""
     sent: dict[str, Part] = {}
     for name, part in parts.items():

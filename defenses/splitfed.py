@@ -114,14 +114,14 @@ class SplitFedDP(Defense):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (
-            *self._noised(facts),
+            *self._noise_events(facts),
             Unprotected(
                 what="the labels, or the losses' gradients by the features",
                 why="they go to the server without noise",
             ),
         )
 
-    def _noised(self, facts: Facts) -> tuple[Event, ...]:
+    def _noise_events(self, facts: Facts) -> tuple[Event, ...]:
         """Smashed data and updates over the run, replacing one record in every round's steps.
 
         A round's first step sends one sample's smashed data of it. From then on it has moved
@@ -139,7 +139,7 @@ class SplitFedDP(Defense):
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {
             "update_noise_std": self.update.constants(facts)["noise_std"],
-            "eps_given_labels": record_epsilon(self._noised(facts), facts.delta),
+            "eps_given_labels": record_epsilon(self._noise_events(facts), facts.delta),
         }
 
 
@@ -167,9 +167,9 @@ class SplitFedPM(PMSFL):
     growth_rounds: int = field(init=False, default=1)
     sends: Sends = "probabilities"
 
-    def _sent(self, part: Part, theta: Tensor, client: Client) -> Part:
+    def _send(self, part: Part, theta: Tensor, client: Client) -> Part:
         if self.sends == "bits":
-            return super()._sent(part, theta, client)
+            return super()._send(part, theta, client)
         return replace(part, values=theta)
 
     def _clients_weight(self, holders: int, joined: int) -> float:

@@ -88,12 +88,14 @@ class SPM(Defense):
     target: Target = "weights"
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        def perturbed(values: Tensor) -> Tensor:
+        def perturb_values(values: Tensor) -> Tensor:
             u_sign, u_scale = (uniform_like(values, rng=client.rng["defense"]) for _ in range(2))
             return perturb(values, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)
 
         def upload(plain: Message) -> Message:
-            return replace_values(plain, {n: perturbed(p.values) for n, p in plain.parts.items()})
+            return replace_values(
+                plain, {n: perturb_values(p.values) for n, p in plain.parts.items()}
+            )
 
         return change_uploads(messages, self.target, local, upload)
 

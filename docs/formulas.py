@@ -260,7 +260,7 @@ def _(d: PMSFL, facts: Facts) -> tuple[Formula, ...]:
         Formula(
             name="bound on the squared error of the mean mask",
             equation="Eq. 6",
-            value=d.masked(facts) / (4 * facts.sampled),
+            value=d.count_masked(facts) / (4 * facts.sampled),
             holds="It holds.",
         ),
     )
@@ -278,7 +278,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
     rules: tuple[Formula, ...] = ()
     match d.noise:
         case "smashed":
-            gain = amplification_gain(d.budget, c=d.clip, d=d.masked(facts))
+            gain = amplification_gain(d.budget, c=d.clip, d=d.count_masked(facts))
             rules = (
                 Formula(
                     name="epsilon of one sample's smashed data, amplified",
@@ -314,7 +314,7 @@ def _(d: NoisedPMSFL, facts: Facts) -> tuple[Formula, ...]:
                     name="std of the noise on theta",
                     equation="Eq. 69",
                     value=d._mask_std(1),
-                    really=d._mask_std(d.masked(facts)),
+                    really=d._mask_std(d.count_masked(facts)),
                     holds="Its sensitivity 1 - 2c is that of one coordinate; the other number "
                     "is the std in use.",
                 ),
@@ -384,7 +384,7 @@ def _(d: NoisedSmashed, facts: Facts) -> tuple[Formula, ...]:
     equation, holds = next(_MIXED[c] for c in type(d).__mro__ if c in _MIXED)
     rules = []
     for size in dict.fromkeys((PAPER_SMASHED_SIZE, d.smashed_size or PAPER_SMASHED_SIZE)):
-        printed, server = d.printed_slope(size), d.server_slope(size, facts)
+        printed, server = d.slope_by_paper(size), d.server_slope(size, facts)
         of = f"of an upload, D_s = {size}"
         rules += [
             Formula(

@@ -17,7 +17,7 @@ CLOCK = {"seconds", "client_seconds", "workings", "memory"}
 
 
 def planned(suite: Path, plugins: tuple[Path, ...] = (), **only: Any) -> tuple[Plan, runner.Keys]:
-    return launch.planned(suites.read_suite(str(suite)), only, Environment(plugins=plugins))
+    return launch.plan_suite(suites.read_suite(str(suite)), only, Environment(plugins=plugins))
 
 
 def made(plan: Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:

@@ -15,7 +15,7 @@ from attacks.engine.observation import gradient_estimate, parse_view
 from attacks.engine.terms import roughness
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
-from attacks.inverting_gradients import InvertingGradients, faded
+from attacks.inverting_gradients import InvertingGradients, fade_variation
 from attacks.prior_only import PriorOnly
 from bench.contract.attack import Attack, Seen
 from bench.contract.defense import Defense, Loss
@@ -334,7 +334,9 @@ def test_total_variation_fades_where_the_loss_is_small(digits: Dataset) -> None:
     assert total[1] < 0.1 < total[0]
     lowered = torch.stack([total[0], 0.1 * (1 + torch.log(total[1] / 0.1))])
     expected = lowered + 0.5 * roughness(x.view(2, *encoding.shape))
-    loss, slope = faded(squares, encoding, weight=0.5, below=below)(x.detach(), torch.arange(2))
+    loss, slope = fade_variation(squares, encoding, weight=0.5, below=below)(
+        x.detach(), torch.arange(2)
+    )
     assert torch.allclose(loss, expected)
     assert torch.allclose(slope, torch.autograd.grad(expected.sum(), x)[0])
 

@@ -64,7 +64,7 @@ def test_standalone_clients_equal_clients_trained_alone(digits: Dataset, protoco
     for client in run.clients:
         assert distance(run.weights_of(client), alone[client.id]) < 1e-5
         reached = Reached()
-        reached.add(client, run.held(client))
+        reached.add(client, run.names_held(client))
         assert not reached.everything()
     assert distance(run.state, start) == 0
 
@@ -79,8 +79,8 @@ def test_standalone_under_splitfed_trains_the_servers_part_alone(
     )
     start = {n: v.clone() for n, v in run.state.items()}
     result = play(run, protocol="splitfed", rounds=2)
-    assert not any(m.kind == "update" for m in result.wire.seen_by("server"))
-    bottom = set(run.held(run.clients[0]))
+    assert not any(m.kind == "update" for m in result.wire.messages_for("server"))
+    bottom = set(run.names_held(run.clients[0]))
     for name, value in run.state.items():
         # block2 is some clients' and, for the others, the server's, whose copy is the state.
         assert torch.equal(value, start[name]) == (name in bottom), name
@@ -126,7 +126,7 @@ def test_which_stages_stay_with_a_client(
     network = network_for(digits)
     held = network.stages if cut is None else ("block1", "block2", "head")
     names = names_in(held, network.init(generator(0)))
-    assert LGFedAvg(keep=keep).kept_stages(names) == stages
+    assert LGFedAvg(keep=keep).stages_kept(names) == stages
 
 
 @pytest.mark.parametrize("protocol", ["fedavg", "fedsgd", "splitfed"])
@@ -320,7 +320,7 @@ def test_an_update_can_have_a_budget_of_its_own(noise: Any) -> None:
     assert low.smashed_scale == both.smashed_scale == 20.0
     assert low.update.mechanisms() == high.update.mechanisms() != both.update.mechanisms()
     assert [d.claim(facts)[0] for d in (both, low, high)] == [0.1, 5.0, 5.0]
-    assert low._noised(facts) == (both._noised(facts)[0], high._noised(facts)[-1])
+    assert low._noise_events(facts) == (both._noise_events(facts)[0], high._noise_events(facts)[-1])
     same = SplitFedDP(epsilon=0.1, update_epsilon=0.1, **common)
     assert same.mechanisms() == both.mechanisms()
     assert same.constants(facts) == both.constants(facts)

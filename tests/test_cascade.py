@@ -204,7 +204,7 @@ def test_on_quick_the_upper_bound_loses_less_than_two_hundredths_of_any_victim(
             for a in sorted(suite.attacks, key=lambda a: order.index(a.name))
         ]
         changed = suite.model_copy(update={"attacks": attacks, "audit": 0})
-        plan, keys = launch.planned(changed, {}, Environment())
+        plan, keys = launch.plan_suite(changed, {}, Environment())
         store = Store(tmp_path / str(len(goes_after)))
         report = made(plan, keys, store, launch.local(plan, keys.env, workers=1))
         assert report.failures == []

@@ -17,7 +17,7 @@ from bench.data.dataset import Dataset
 from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import READ_BY_AGGREGATION, recorded
+from bench.protocols.observe import READ_BY_AGGREGATION, record_round
 from bench.protocols.settings import ProtocolSettings
 from bench.records import FlagCode
 from bench.registry import Registry
@@ -323,7 +323,7 @@ def flagged(digits: Dataset, defense: Defense, rounds: int = 8) -> tuple[str, ..
     ids = [c.id for c in federation.clients]
     for number in range(rounds):
         recorded = number in ATTACKED
-        result = federation.play(work, ids, observed=recorded, watched=declared.watched(ids))
+        result = federation.play(work, ids, observed=recorded, watched=declared.choose_watched(ids))
         declared.check_round(federation, result, "recorded" if recorded else "training")
     fork = federation.fork("test")
     fork.buffers = fork.network.calibrate(fork.mean_weights(), digits.aux_x)
@@ -423,7 +423,7 @@ def test_an_aggregate_of_which_a_part_is_not_finite_is_read_without_it(digits: D
 
 def test_aggregation_cannot_erase_what_was_seen(digits: Dataset) -> None:
     _, result = observed(digits, Erases())
-    for message in result.wire.seen_by("server"):
+    for message in result.wire.messages_for("server"):
         plain = result.trained[message.sender].parts
         assert all(torch.equal(p.values, plain[n].values) for n, p in message.parts.items())
 
@@ -470,11 +470,11 @@ def test_every_shipped_defense_is_recorded_and_none_is_flagged(
             alone = fork.play(single, ids, observed=True)
             declared.check_round(fork, alone, "of its own")
             assert not read_updates(fork.defense, alone, list(alone.trained))
-        result = federation.play(work, ids, observed=attacked, watched=declared.watched(ids))
+        result = federation.play(work, ids, observed=attacked, watched=declared.choose_watched(ids))
         declared.check_round(federation, result, "recorded" if attacked else "training")
         if not attacked:
             continue
-        views, left_out = recorded(federation, result, settings, AS_TRAINED, {})
+        views, left_out = record_round(federation, result, settings, AS_TRAINED, {})
         assert views or left_out
         for seen, truth in views:
             joint = seen.clients == (SUM,)

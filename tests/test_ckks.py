@@ -19,7 +19,7 @@ from defenses.ckks import (
     encrypt,
     load_ciphertext,
     open_context,
-    rounded,
+    round_values,
 )
 
 PRESETS = {"standard": STANDARD, "additive": ADDITIVE}
@@ -54,7 +54,7 @@ def uniform(n: int, seed: int, limit: float = 8.0) -> Tensor:
 
 
 def exact_sum(vectors: list[Tensor], parameters: Parameters) -> Tensor:
-    return torch.stack([rounded(vector, parameters) for vector in vectors]).sum(0)
+    return torch.stack([round_values(vector, parameters) for vector in vectors]).sum(0)
 
 
 @pytest.mark.parametrize("length", ["0", "1", "50", "slots", "slots + 1", "10000"])

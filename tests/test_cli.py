@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.cli.runs import recorded
+from bench.cli.runs import quote_command
 from bench.registry import Registry
 from tests.conftest import RAISING
 from tests.small_folders import leakbench
@@ -99,7 +99,7 @@ def test_an_unwritable_output_is_refused_before_any_work(
 
 def test_the_recorded_command_names_no_folder_of_this_machine() -> None:
     arguments = ["run", "quick", "--data-dir", "/home/me", "--set", "seeds=[1]", "--out=/x/y"]
-    assert recorded(arguments) == ["leakbench", "run", "quick", "--set", "seeds=[1]"]
+    assert quote_command(arguments) == ["leakbench", "run", "quick", "--set", "seeds=[1]"]
 
 
 def test_a_failed_cell_ends_with_exit_code_1(tiny: Callable[..., Path], tmp_path: Path) -> None:

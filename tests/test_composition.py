@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.special import gammaln
 
-from bench.privacy.composition import composed_epsilon
+from bench.privacy.composition import compose_epsilon
 from bench.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
 
 SLACK = 1e-9
 
 
 def equal(epsilon: float, count: int, delta: float) -> float:
-    return composed_epsilon([(epsilon, count)], mu=0.0, delta=delta)
+    return compose_epsilon([(epsilon, count)], mu=0.0, delta=delta)
 
 
 def exact(epsilon: float, count: int, delta: float) -> mpf:
@@ -106,7 +106,7 @@ def test_epsilon_is_monotone_and_no_larger_than_the_sum(
 def test_different_mechanisms_and_a_gaussian_compose_tightly(
     groups: list[tuple[float, int]], mu: float, delta: float
 ) -> None:
-    composed = composed_epsilon(groups, mu=mu, delta=delta)
+    composed = compose_epsilon(groups, mu=mu, delta=delta)
     added = math.fsum(e * n for e, n in groups)
     added += exact_gaussian_epsilon(mu=mu, delta=delta) if mu else 0.0
     assert composed <= added
@@ -134,9 +134,9 @@ def summed_delta(groups: list[tuple[float, int]], mu: float, epsilon: float) -> 
 
 def test_a_tiny_and_a_huge_mechanism_leave_the_others_as_they_are() -> None:
     alone = equal(0.01, 10_000, 1e-5)
-    with_tiny = composed_epsilon([(0.01, 10_000), (1e-9, 1)], mu=0.0, delta=1e-5)
+    with_tiny = compose_epsilon([(0.01, 10_000), (1e-9, 1)], mu=0.0, delta=1e-5)
     assert alone <= with_tiny < alone * (1 + 1e-3)
-    with_huge = composed_epsilon([(0.01, 10_000), (1e6, 1)], mu=0.0, delta=1e-5)
+    with_huge = compose_epsilon([(0.01, 10_000), (1e6, 1)], mu=0.0, delta=1e-5)
     assert with_huge == pytest.approx(1e6 + alone, rel=1e-12)
 
 
@@ -145,5 +145,5 @@ def test_a_tiny_and_a_huge_mechanism_leave_the_others_as_they_are() -> None:
 def test_extreme_values_end_in_a_number(delta: float, mu: float) -> None:
     for epsilon in (5e-324, 1e-13, 0.3, 700.0, 1e300, math.inf):
         for count in (1, 7, 10**12, 10**18, 10**30):
-            composed = composed_epsilon([(epsilon, count), (0.1, 3)], mu=mu, delta=delta)
+            composed = compose_epsilon([(epsilon, count), (0.1, 3)], mu=mu, delta=delta)
             assert composed >= 0

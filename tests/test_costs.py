@@ -13,7 +13,7 @@ import pytest
 from bench import suite as suites
 from bench.harness import launch
 from bench.harness.environment import Environment
-from bench.harness.forecast import Costs, finished, group_of, shipped
+from bench.harness.forecast import Costs, group_of, read_finished, read_shipped
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import (
@@ -79,7 +79,7 @@ def test_more_work_takes_proportionally_longer_where_the_plugin_computes_gradien
     suite: Path, tmp_path: Path
 ) -> None:
     write(tmp_path / "run", expand(suites.read_suite(str(suite))))
-    known = Costs([finished(tmp_path / "run").values()], Environment())
+    known = Costs([read_finished(tmp_path / "run").values()], Environment())
     more = expand(suites.read_suite(str(suite), ["protocol.rounds=100", "budget=500"]))
     for job in (*more.trainings, *more.cells):
         expected = require(known.of(job, "cpu"))
@@ -96,8 +96,8 @@ def test_what_was_published_of_a_folder_says_the_same(suite: Path, tmp_path: Pat
     (tmp_path / "out").mkdir()
     archive = pack([(k, store.read(k, key)) for k in KINDS for key in store.keys(k)])
     (tmp_path / "out" / ARCHIVE).write_bytes(archive)
-    assert finished(tmp_path / "out") == finished(tmp_path / "run")
-    assert len(finished(tmp_path / "out")) == 15
+    assert read_finished(tmp_path / "out") == read_finished(tmp_path / "run")
+    assert len(read_finished(tmp_path / "out")) == 15
 
 
 def test_a_run_at_twice_the_budget_counts_and_what_did_not_apply_costs_nothing(
@@ -114,7 +114,7 @@ def test_a_run_at_twice_the_budget_counts_and_what_did_not_apply_costs_nothing(
     none = NoResult(status="not_applicable", reason="", inputs=inputs, train="a" * 24)
     store.write("attack", "c" * 24, none)
     store.write("attack", "d" * 24, replace(none, status="failed"))
-    costs = finished(tmp_path)
+    costs = read_finished(tmp_path)
     assert costs.keys() == {"a" * 24, "b" * 24, "c" * 24}  # a failed job is run again
     assert costs["c" * 24] is None
     taken = require(costs["b" * 24])
@@ -127,7 +127,7 @@ def test_the_shipped_costs_tell_what_the_published_run_of_quick_took() -> None:
     seconds = sum(r.seconds for r in records if isinstance(r, DoneRecord))
     seconds += sum(r.doubled.seconds for r in records if isinstance(r, AttackRecord) and r.doubled)
     made = expand(suites.read_suite("quick", ["seeds=[0, 1, 2]"]))
-    known = Costs([shipped()], Environment())
+    known = Costs([read_shipped()], Environment())
     costs = [known.of(job, "cpu") for job in (*made.trainings, *made.cells)]
     assert sum(cost.seconds for cost in costs if cost) == pytest.approx(seconds, rel=0.2)
 
@@ -158,7 +158,7 @@ def test_plan_says_what_is_not_cached_would_take_and_writes_nothing(
     assert "epsilon=0.5" not in text
     assert "epsilon=0.5" in plan(*arguments, "--list")
     # What the folder holds costs nothing.
-    planned, keys = launch.planned(suites.load(str(suite)), {}, Environment(device="cpu"))
+    planned, keys = launch.plan_suite(suites.load(str(suite)), {}, Environment(device="cpu"))
     for job in planned.trainings:
         none = NoResult(status="not_applicable", reason="", inputs=job)
         Store(out).write("train", keys.train(job), none)

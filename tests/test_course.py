@@ -124,7 +124,7 @@ def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:
     assert evenly(10, 4) == [2, 5, 8, 10]
     assert evenly(3, 10) == [1, 2, 3]
     assert [rounds_before(c, 9) for c in ("init", "round-4", "final")] == [0, 4, 9]
-    assert ThreatSettings(rounds=3).scheduled(rounds_before("round-4", 9)) == [0, 2, 4]
+    assert ThreatSettings(rounds=3).schedule(rounds_before("round-4", 9)) == [0, 2, 4]
 
 
 @pytest.mark.slow

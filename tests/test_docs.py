@@ -222,7 +222,7 @@ def test_a_quoted_command_is_one_that_the_program_takes(
         assert {a for a in arguments if a.startswith("--")} <= known, line
         return
     given = command.make_context(name, [*arguments]).params  # raises for an unknown option
-    if name in ("run", "plan") and given["suite"] in suites.shipped():
+    if name in ("run", "plan") and given["suite"] in suites.list_shipped():
         expanded(given["suite"], tuple(given["set_"] or ()), tuple(given["only"] or ()))
     if name == "audit" and not given["plugin"]:
         REGISTRY.defense(given["defense"], suites.parse_pairs(given["set_"] or (), "--set"))

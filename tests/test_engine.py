@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.dlg import DLG
-from attacks.engine.clients import Layered, ObservedTraining, Simulated, as_vector, layered
+from attacks.engine.clients import Layered, ObservedTraining, Simulated, as_vector, layered_gradient
 from attacks.engine.optimisers import in_chunks
 from attacks.idlg import IDLG
 from bench import models
@@ -72,7 +72,7 @@ def test_layered_gradients_and_their_derivatives_are_the_simulated_ones(
     name: str, samples: int
 ) -> None:
     network, work = work_of(name, batch=samples)
-    fast = layered(network, Defense(), work)
+    fast = layered_gradient(network, Defense(), work)
     assert isinstance(fast, Layered)
     x, y = candidates(network, 2, samples)
     names = list(work.start)
@@ -96,10 +96,10 @@ class OwnGradient(Defense):
 
 def test_layered_gradients_are_used_only_where_they_hold() -> None:
     network, work = work_of("cnn_selective_shield", batch=2)
-    assert layered(network, Defense(), work) is not None
-    assert layered(network, OwnGradient(), work) is None
-    assert layered(network, Defense(), replace(work, steps=2)) is None
-    assert layered(network, Defense(), replace(work, mode="train")) is None
+    assert layered_gradient(network, Defense(), work) is not None
+    assert layered_gradient(network, OwnGradient(), work) is None
+    assert layered_gradient(network, Defense(), replace(work, steps=2)) is None
+    assert layered_gradient(network, Defense(), replace(work, mode="train")) is None
     with pytest.raises(ValueError, match="cannot be traced in train mode"):
         network.trace(work.start, torch.zeros(2, *network.shape).double(), mode="train")
 

@@ -187,7 +187,7 @@ def test_a_second_driver_is_refused_and_disturbs_nothing(
     place.prepare()
     under_way = place.scratch("key")
     under_way.mkdir(parents=True)
-    with place.locked():
+    with place.lock():
         second = CliRunner().invoke(
             app, ["run", str(suite), "--device", "cpu", "--jobs", "0", "--out", str(place.folder)]
         )

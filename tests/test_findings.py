@@ -12,7 +12,7 @@ from bench.records import Row
 from bench.report import leaderboard
 from bench.report.overview import by_protocol
 from bench.report.tables import tables
-from bench.report.verdicts import accuracy_drop, undefended
+from bench.report.verdicts import accuracy_drop, find_undefended
 from tests.conftest import require
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_training_alone_wins_where_labels_are_skewed_and_loses_where_not() -> No
     lost = {}
     for _, members in tables(rows("findings/alone")):
         (alone,) = (r for r in members if r.defense == "standalone")
-        bare = require(undefended(members))
+        bare = require(find_undefended(members))
         told = alone.protocol_settings
         skew = told.alpha if told.partition == "dirichlet" else None
         drop = require(accuracy_drop(alone, bare))

@@ -30,7 +30,7 @@ from bench import suite as suites
 from bench.cli import app
 from bench.contract.events import Facts
 from bench.data import load_dataset
-from bench.data.dataset import checked
+from bench.data.dataset import check_dataset
 from bench.errors import UserError
 from bench.registry import discover
 from bench.report.accounts import check_facts
@@ -324,7 +324,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 def data_or_sentence(name: str, options: dict[str, Any]) -> None:
     began = time.process_time()
     try:
-        checked(load_dataset(name, seed=0, options=options), what="it")
+        check_dataset(load_dataset(name, seed=0, options=options), what="it")
     except UserError as error:
         sentence(error)
     assert time.process_time() - began < 20

@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 from bench.errors import UserError
 from bench.metrics.intervals import (
     Interval,
-    bounded_mean,
+    bound_mean,
     drop_interval,
     interval_of,
     share_interval,
@@ -109,7 +109,7 @@ def test_all_or_nothing_outcomes_have_the_interval_of_clopper_and_pearson(victim
     for hits in range(0, victims + 1, max(1, victims // 6)):
         values = np.r_[np.ones(hits), np.zeros(victims - hits)]
         exact = binomtest(hits, victims).proportion_ci(0.95, method="exact")
-        assert bounded_mean(values, (0.0, 1.0)) == pytest.approx((exact.low, exact.high), abs=1e-4)
+        assert bound_mean(values, (0.0, 1.0)) == pytest.approx((exact.low, exact.high), abs=1e-4)
 
 
 def test_the_bounded_interval_is_a_quantile_of_dirichlet_means() -> None:
@@ -118,7 +118,7 @@ def test_the_bounded_interval_is_a_quantile_of_dirichlet_means() -> None:
     weights = rng.dirichlet(np.ones(10), size=100_000)
     lo = np.quantile(weights @ np.r_[values, 0.0], 0.025)
     hi = np.quantile(weights @ np.r_[values, 1.0], 0.975)
-    assert bounded_mean(values, (0.0, 1.0)) == pytest.approx((lo, hi), abs=0.003)
+    assert bound_mean(values, (0.0, 1.0)) == pytest.approx((lo, hi), abs=0.003)
 
 
 def test_several_seeds_have_at_least_students_interval_on_their_means() -> None:
@@ -128,7 +128,7 @@ def test_several_seeds_have_at_least_students_interval_on_their_means() -> None:
     lo, hi = stats.t.interval(0.95, 2, loc=np.mean(means), scale=stats.sem(means))
     assert (interval.mean, interval.lo, interval.hi) == pytest.approx((np.mean(means), lo, hi))
     bounded = require(interval_of(groups, (0.0, 1.0)))
-    ends = bounded_mean(np.concatenate(groups), (0.0, 1.0))
+    ends = bound_mean(np.concatenate(groups), (0.0, 1.0))
     expected = (max(0.0, min(lo, ends[0])), max(hi, ends[1]))
     assert (bounded.lo, bounded.hi) == pytest.approx(expected)
 

@@ -146,8 +146,8 @@ def test_every_job_has_a_key_of_its_own(tree: Tree) -> None:
 
 def test_training_and_attacking_are_apart() -> None:
     sources = Sources(set(PACKAGES))
-    assert ATTACKING not in sources.reached(TRAINING)
-    assert TRAINING not in sources.reached(ATTACKING)
+    assert ATTACKING not in sources.reach(TRAINING)
+    assert TRAINING not in sources.reach(ATTACKING)
 
 
 @pytest.mark.parametrize("edit", [with_a_comment, with_other_docstrings])
@@ -273,16 +273,16 @@ def test_imports_are_followed_wherever_they_are_written(
         inner__d=inner,
         front=front,
     )
-    assert sources.reached("walked.a").keys() == {"walked.a", *(f"walked.{m}" for m in reached)}
+    assert sources.reach("walked.a").keys() == {"walked.a", *(f"walked.{m}" for m in reached)}
 
 
 def test_a_packages_own_module_counts_where_it_executes_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = package(tmp_path, monkeypatch, a="import walked.inner.d", inner__d="")
-    assert "walked.inner" not in sources.reached("walked.a")
+    assert "walked.inner" not in sources.reach("walked.a")
     (tmp_path / "walked" / "inner" / "__init__.py").write_text("import torch\ntorch.seed()\n")
-    assert "walked.inner" in Sources({"walked"}).reached("walked.a")
+    assert "walked.inner" in Sources({"walked"}).reach("walked.a")
 
 
 def test_a_file_is_hashed_with_what_it_imports_from_its_folder(
@@ -415,15 +415,15 @@ def test_all_that_a_job_executes_is_in_its_key(tmp_path: Path, registry: Registr
 
     def keyed(kind: Any, name: str) -> set[str]:
         classes = [registry.get(kind, part).cls for part in name.split("+")]
-        return {m for c in classes if c is not None for m in sources.reached(c.__module__)}
+        return {m for c in classes if c is not None for m in sources.reach(c.__module__)}
 
-    judging = set(sources.reached(type(judge()).__module__))
+    judging = set(sources.reach(type(judge()).__module__))
     finished = set()
     for line in done.stdout.splitlines():
         status, defense, attack, files = json.loads(line)
-        allowed = set(sources.reached(TRAINING)) | keyed("defense", defense)
+        allowed = set(sources.reach(TRAINING)) | keyed("defense", defense)
         if attack is not None:
-            allowed |= set(sources.reached(ATTACKING)) | keyed("attack", attack) | judging
+            allowed |= set(sources.reach(ATTACKING)) | keyed("attack", attack) | judging
         executed = {m for m in map(module_of, files) if m is not None}
         # An attack is judged by the module that its key holds, a training by none.
         assert (type(judge()).__module__ in executed) == (attack is not None and status == "done")

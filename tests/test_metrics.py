@@ -12,7 +12,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.metrics.recognise import Gallery, exact_matches, recognised
+from bench.metrics.recognise import Gallery, exact_matches, share_recognised
 from bench.metrics.score import label_values, of_anyone, one_to_one, score
 from bench.seeding import generator
 from bench.toolkit import images
@@ -208,15 +208,17 @@ def test_an_image_is_recognised_where_the_true_one_is_nearest() -> None:
     flat = torch.full_like(truth, 0.5)
     half = torch.cat([truth, wrong], dim=1)
     for guess, expected in ((paler, 1.0), (wrong, 0.0), (flat, 0.0)):
-        assert recognised(guess, truth, labels, others).tolist() == [expected] * 4
+        assert share_recognised(guess, truth, labels, others).tolist() == [expected] * 4
     both = torch.cat([truth, truth], dim=1)
-    assert recognised(half, both, labels.expand(4, 2), others).tolist() == [0.5] * 4
+    assert share_recognised(half, both, labels.expand(4, 2), others).tolist() == [0.5] * 4
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 64)])
 def test_perfect_copies_of_large_images_are_recognised(shape: tuple[int, ...]) -> None:
     x, y = torch.rand(60, *shape, generator=torch.Generator().manual_seed(3)), torch.arange(60) % 3
-    assert recognised(x[:, None], x[:, None], y[:, None], Gallery(x, y)).tolist() == [1.0] * 60
+    assert (
+        share_recognised(x[:, None], x[:, None], y[:, None], Gallery(x, y)).tolist() == [1.0] * 60
+    )
 
 
 def test_recognition_agrees_with_a_slow_loop() -> None:
@@ -233,7 +235,7 @@ def test_recognition_agrees_with_a_slow_loop() -> None:
         far = [float((standard(guess[place]) - standard(one)).square().sum()) for one in x]
         slow.append(float(min(range(60), key=far.__getitem__) == place))
     assert 0 < sum(slow) < 20
-    found = recognised(guess, x[:20, None], y[:20, None], Gallery(x, y)).tolist()
+    found = share_recognised(guess, x[:20, None], y[:20, None], Gallery(x, y)).tolist()
     assert found == slow
 
 

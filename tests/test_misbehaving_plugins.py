@@ -26,7 +26,7 @@ from bench import foreign
 from bench.foreign import (
     Escaped,
     OverLimit,
-    contained,
+    contain,
     foreign_code,
     forget,
     in_one_line,
@@ -260,13 +260,13 @@ def test_list_and_plan_go_on_beside_a_plugin_that_exits_or_prints_at_import(
 def test_ctrl_c_stops_even_code_that_swallows_it_and_a_raised_one_does_not() -> None:
     # Where the tests run in a shell's background, Ctrl-C is ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(Escaped, match="KeyboardInterrupt"), contained():
+    with pytest.raises(Escaped, match="KeyboardInterrupt"), contain():
         raise KeyboardInterrupt
     for swallow in (KeyboardInterrupt, BaseException):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt), contained(), contained():
+        with pytest.raises(KeyboardInterrupt), contain(), contain():
             sleep_through(swallow)
-    with contained():
+    with contain():
         pass  # what was told before does not stop what follows
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
@@ -281,12 +281,12 @@ def sleep_through(swallow: type[BaseException]) -> None:
 
 def test_foreign_exceptions_leave_as_exceptions_and_are_told_in_one_line() -> None:
     for error in (SystemExit("bye"), GeneratorExit(), BaseException("b"), asyncio_cancelled()):
-        with pytest.raises(Escaped) as caught, contained():
+        with pytest.raises(Escaped) as caught, contain():
             raise error
         assert caught.value.error is error
         assert in_one_line(caught.value).startswith(type(error).__name__)
     for usual in (ValueError("v"), StopIteration(), RecursionError()):
-        with pytest.raises(type(usual)), contained():
+        with pytest.raises(type(usual)), contain():
             raise usual
 
 
@@ -352,10 +352,10 @@ def test_a_loop_in_this_process_ends_at_the_limit_and_the_next_job_runs() -> Non
 
 @pytest.mark.timeout(120, method="thread")
 def test_an_alarm_clock_that_somebody_uses_is_left_alone() -> None:
-    with time_limit(60), time_limit(0.05), contained():
+    with time_limit(60), time_limit(0.05), contain():
         time.sleep(0.2)
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 50
-    with pytest.raises(OverLimit), time_limit(0.05), contained():
+    with pytest.raises(OverLimit), time_limit(0.05), contain():
         time.sleep(5)
 
 

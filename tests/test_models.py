@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from attacks.engine.clients import ObservedTraining, Simulated, layered
+from attacks.engine.clients import ObservedTraining, Simulated, layered_gradient
 from bench.data.dataset import Dataset
 from bench.models import BUILDERS, INITIAL, Network, build
 from bench.models.network import StaticBatchNorm
@@ -339,7 +339,7 @@ def test_transformers_are_traced_and_matched_by_the_general_way(name: str) -> No
         start=params, const={}, buffers={}, steps=1, batch=2, lr=0.1, mode="eval"
     )
     defense = NoDefense()
-    assert layered(network, defense, training) is None
+    assert layered_gradient(network, defense, training) is None
     candidates = x.unflatten(0, (2, 2)).requires_grad_()
     labels = torch.eye(5)[:4].unflatten(0, (2, 2))
     found = Simulated(network, defense, training)(candidates, labels)

@@ -161,7 +161,7 @@ def test_a_run_has_no_model_of_all_clients(digits: Dataset) -> None:
     reached = Reached()
     assert reached.everything()
     for client in play(run).joined:
-        reached.add(client, run.held(client))
+        reached.add(client, run.names_held(client))
     assert not reached.everything()
 
 

@@ -63,7 +63,7 @@ def misfit(evidence: Evidence, truth: Truth) -> Tensor:
     assert evidence.uploads is not None
     uploads, everyone = evidence.uploads, torch.arange(len(truth.y))
     with torch.no_grad():
-        sent = uploads.sent(truth.x.double(), hot(truth.y), everyone)
+        sent = uploads.simulate(truth.x.double(), hot(truth.y), everyone)
         rows = torch.cat([sent[n].flatten(1) for n in uploads.observation.values], dim=1)
     return (rows - uploads.values).square().sum(dim=1) / uploads.values.square().sum(dim=1)
 

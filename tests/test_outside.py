@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import bench
 from bench.harness.environment import Environment, dataset_of
-from bench.harness.store import Store, key_of, staged, write_whole
+from bench.harness.store import Store, key_of, stage_folder, write_whole
 from bench.outside.exports import export
 from bench.outside.scores import score_files
 from bench.protocols.export import load_seen, load_truth, save_tensors
@@ -101,7 +101,7 @@ def test_exports_and_result_folders_are_readable_by_whom_the_umask_says(
     try:
         export(results.folder, "none/analytic", tmp_path / "x" / "seen", HERE)
         write_whole(tmp_path / "text.json", "{}")
-        with staged(tmp_path / "folder") as stage:
+        with stage_folder(tmp_path / "folder") as stage:
             save_tensors({"x": torch.zeros(1)}, stage / "x.safetensors")
     finally:
         os.umask(before)

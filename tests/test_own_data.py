@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from bench import suite
 from bench.cli import app
 from bench.data import load_dataset
-from bench.data.dataset import Dataset, carve_clients, checked, from_features
+from bench.data.dataset import Dataset, carve_clients, check_dataset, from_features
 from bench.data.partition import Dealing
 from bench.errors import UserError
 from bench.harness.environment import Environment
@@ -168,9 +168,9 @@ SPOILED = torch.rand(6, 3, 16, 16).index_put((torch.tensor(0),), torch.tensor(fl
 def test_what_is_wrong_with_a_data_set_is_said_in_one_sentence(
     changes: dict[str, Any], message: str
 ) -> None:
-    assert checked(sound(), what="it").shape == (3, 16, 16)
+    assert check_dataset(sound(), what="it").shape == (3, 16, 16)
     with pytest.raises(UserError, match=message):
-        checked(sound(**changes), what="it")
+        check_dataset(sound(**changes), what="it")
 
 
 def planned(folder: Path, dataset: str, **protocol: object) -> Plan:

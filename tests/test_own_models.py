@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 import bench
-from attacks.engine.clients import ObservedTraining, Simulated, layered
+from attacks.engine.clients import ObservedTraining, Simulated, layered_gradient
 from bench.cli import app
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
-from bench.harness.launch import local, planned
+from bench.harness.launch import local, plan_suite
 from bench.models import bare_parameters, build, hand, unwrap
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
@@ -216,7 +216,7 @@ def test_the_fast_gradients_are_the_general_ones_with_their_derivatives(name: st
     training = ObservedTraining(
         start=params, const={}, buffers=buffers, steps=1, batch=2, lr=0.1, mode="eval"
     )
-    fast = layered(network, NoDefense(), training)
+    fast = layered_gradient(network, NoDefense(), training)
     knows = name in ("Residual", "Plain", "Tied")
     assert (fast is not None) == knows
     if fast is None:
@@ -434,7 +434,7 @@ def test_the_code_of_a_file_decides_the_keys_of_its_trainings(tmp_path: Path) ->
     suite = TINY | {"tasks": [{"dataset": "digits", "model": f"{file}:Residual"}]}
 
     def key() -> str:
-        plan, keys = planned(Suite.model_validate(suite), {}, Environment())
+        plan, keys = plan_suite(Suite.model_validate(suite), {}, Environment())
         return keys.train(plan.trainings[0])
 
     before = key()
@@ -474,7 +474,7 @@ def test_the_python_api_takes_a_module_with_the_parameters_that_it_has(tmp_path:
     params = build(name, shape=(1, 16, 16), classes=10).init(generator(3, "init"))
     assert bool((params["head.bias"] == 0.25).all())
     suite = Suite.model_validate(TINY | {"tasks": [{"dataset": "digits", "model": name}]})
-    plan, _ = planned(suite, {}, Environment())
+    plan, _ = plan_suite(suite, {}, Environment())
     with pytest.raises(UserError, match="held by this process alone"):
         local(plan, Environment(), workers=2)
     assert hand(nn.Linear(2, 2)) != hand(nn.Linear(2, 2))

@@ -242,7 +242,7 @@ def test_layers_that_not_all_clients_hold_follow_eq_8(digits: Dataset) -> None:
     name = "block2.conv.weight"
     (sent,) = [
         m.parts[name].values
-        for m in result.wire.seen_by("server")
+        for m in result.wire.messages_for("server")
         if m.kind == "weights" and name in m.parts
     ]
     assert set(sent.unique().tolist()) <= {0.0, 1.0}

@@ -175,7 +175,7 @@ def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
     view = split_view(parse(seen), dtype=torch.float64, device=ctx.device)
     assert view is not None
     drift = Drift(parse(seen), ctx, view)
-    one = drift.around(drift.trained(20, path=True))
+    one = drift.around(drift.train(20, path=True))
     broadcast = drift.broadcast[name].expand_as(one.centre[name])
     assert torch.equal(one.centre[name][~kept[name]], broadcast[~kept[name]])
     assert not torch.equal(one.centre[name][kept[name]], broadcast[kept[name]])

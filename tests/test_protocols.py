@@ -142,7 +142,7 @@ def test_the_wire_detaches_and_copies_what_a_careless_plugin_sends() -> None:
     parts = {"smashed": Part(values=private * 2), "weights": Part(values=shared)}
     wire.send([Message(kind="x", sender="a", receiver="server", round=0, parts=parts)])
     shared += 1
-    for message in (*wire.seen_by("server"), *wire.collect("server")):
+    for message in (*wire.messages_for("server"), *wire.collect("server")):
         assert message.parts["smashed"].values.grad_fn is None
         assert torch.equal(message.parts["weights"].values, torch.zeros(3))
 
@@ -325,7 +325,7 @@ def test_ciphertexts_and_third_parties_carry_a_round_without_the_log_seeing_insi
     result = sealed.play(WORK, everyone(sealed), observed=True)
     plain.play(WORK, everyone(plain))
     assert close(sealed.state, plain.state)
-    seen = result.wire.seen_by("server")
+    seen = result.wire.messages_for("server")
     assert {m.kind for m in seen} == {"weights", "opened"}
     assert all(s.box is None for m in seen for s in m.sealed.values())
     assert all(c.kept is None for c in sealed.clients)

@@ -164,7 +164,7 @@ def test_the_nearest_of_127_steps_is_an_interval_that_the_true_samples_hit(
     assert uploads is not None
     assert uploads.bounds is not None
     x, y = truth.x.double(), one_hot(truth)
-    missed = [uploads.missed(one, y, torch.arange(2)).detach() for one in (x, 1 - x)]
+    missed = [uploads.misfit(one, y, torch.arange(2)).detach() for one in (x, 1 - x)]
     assert bool((missed[0] < 1e-4 * missed[1]).all())
 
 

@@ -22,8 +22,8 @@ from bench.outside.exports import export, open_export
 from bench.outside.scores import score_files
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import Truth, recorded, whole_batches
-from bench.protocols.settings import ProtocolSettings, ThreatSettings, recorded_rounds
+from bench.protocols.observe import Truth, record_round, whole_batches
+from bench.protocols.settings import ProtocolSettings, ThreatSettings, rounds_to_record
 from bench.records import AttackRecord, DoubledRun
 from bench.report.leaderboard import rows
 from bench.sandbox.stage import play_round
@@ -55,20 +55,20 @@ def recorded_round(
     play_round(federation, work)
     result = play_round(federation, work)
     known = {"name": "test", "settings": {}}
-    return recorded(federation, result, settings, AS_TRAINED, known)
+    return record_round(federation, result, settings, AS_TRAINED, known)
 
 
 # --- which rounds and which samples -----------------------------------------------------------
 @given(rounds=st.integers(1, 300), seed=st.integers(0, 2**40))
 def test_the_first_the_middle_the_last_and_two_more_rounds(rounds: int, seed: int) -> None:
-    found = recorded_rounds(rounds, seed)
+    found = rounds_to_record(rounds, seed)
     assert {0, rounds // 2, rounds - 1} <= set(found) <= set(range(rounds))
     assert len(found) == len(set(found)) == min(5, rounds)
-    assert found == recorded_rounds(rounds, seed)
+    assert found == rounds_to_record(rounds, seed)
 
 
 def test_nobody_can_tell_two_of_the_rounds_from_their_number() -> None:
-    others = {n for seed in range(200) for n in recorded_rounds(20, seed)}
+    others = {n for seed in range(200) for n in rounds_to_record(20, seed)}
     assert others == set(range(20))
 
 
@@ -155,7 +155,7 @@ def test_clients_that_do_unlike_work_are_views_of_their_own(digits: Dataset) -> 
         client.x, client.y = client.x[:size], client.y[:size]
     result = play_round(federation, work)
     settings = ProtocolSettings(name="fedavg", clients=4, local_steps=2, batch=8)
-    views, left_out = recorded(federation, result, settings, AS_TRAINED, {})
+    views, left_out = record_round(federation, result, settings, AS_TRAINED, {})
     assert not left_out
     assert [(v.clients, tuple(t.y.shape)) for v, t in views] == [
         (("client-0", "client-2"), (2, 5)), (("client-1",), (1, 16)), (("client-3",), (1, 3)),
@@ -170,7 +170,7 @@ def test_a_round_of_too_many_bytes_says_how_many(digits: Dataset) -> None:
     assert result.wire.logged > 10
     result.wire.logged = 3 * 10**9
     settings = ProtocolSettings(name="fedavg", clients=4, local_steps=3, batch=4)
-    found = recorded(federation, result, settings, AS_TRAINED, {})
+    found = record_round(federation, result, settings, AS_TRAINED, {})
     assert found == ([], ["a round holds 3 GB of messages, of which at most 1 are kept"])
 
 
@@ -226,7 +226,7 @@ def test_attacks_run_on_all_that_took_part_in_every_recorded_round(
         truth = load_truth(store.artifacts(key) / f"{stem}-truth.safetensors")
         assert truth.y.shape == (3, 4)
         numbers.append(seen.messages[0].round)
-    assert numbers == recorded_rounds(9, 0)
+    assert numbers == rounds_to_record(9, 0)
 
 
 def test_one_view_is_exported_and_scored(

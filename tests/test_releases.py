@@ -190,9 +190,9 @@ def test_releases_survive_their_files(digits: Dataset, tmp_path: Path) -> None:
 
 
 def test_observed_rounds_are_spread_over_the_run() -> None:
-    assert ThreatSettings(rounds=11).scheduled(30) == list(range(0, 31, 3))
-    assert ThreatSettings(rounds=1).scheduled(30) == [30]
-    assert ThreatSettings(rounds=3).scheduled(2) == [0, 1, 2]
+    assert ThreatSettings(rounds=11).schedule(30) == list(range(0, 31, 3))
+    assert ThreatSettings(rounds=1).schedule(30) == [30]
+    assert ThreatSettings(rounds=3).schedule(2) == [0, 1, 2]
 
 
 # --- attacks --------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_what_the_server_returned_explains_all_steps_of_one_sample(digits: Datas
     uploads = Evidence(parse_view(seen), ctx, dtype=torch.float64).uploads
     assert uploads is not None
     y = torch.full((4, 1, 10), 0.1, dtype=torch.float64)
-    missed = uploads.missed(truth.x.double(), y, torch.arange(4))
+    missed = uploads.misfit(truth.x.double(), y, torch.arange(4))
     assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
     assert similarity(IDLG(), seen, ctx, truth) > 0.99
 
@@ -352,7 +352,7 @@ def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -
         assert view is not None
         assert not bool(view.present.all())
         params = {n: v.double() for n, v in one.before.items()}
-        sent = view.sent(network.run(params, x, last=view.cut)).unflatten(0, (4, 8))
+        sent = view.activations_sent(network.run(params, x, last=view.cut)).unflatten(0, (4, 8))
         gap = torch.where(view.present, view.values - sent, 0.0).square().sum()
         assert float(gap / view.present.sum()) == pytest.approx(view.std**2, rel=0.05)
 
@@ -368,7 +368,7 @@ def test_what_the_server_returned_explains_all_steps_and_epochs_of_several_sampl
     uploads = Evidence(link(parse_view(seen), ctx), ctx, dtype=torch.float64).uploads
     assert uploads is not None
     y = torch.full((4, 4, 10), 0.1, dtype=torch.float64)
-    missed = uploads.missed(truth.x.double(), y, torch.arange(4))
+    missed = uploads.misfit(truth.x.double(), y, torch.arange(4))
     assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
     unanswered = replace(seen, messages=tuple(m for m in seen.messages if m.kind != SLOPES))
     without = Evidence(link(parse_view(unanswered), ctx), ctx, dtype=torch.float64)

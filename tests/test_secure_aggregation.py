@@ -28,7 +28,7 @@ from bench.api import (
 )
 from bench.contract.compose import Composed
 from bench.contract.events import Facts, Gaussian, Summed
-from bench.contract.mechanisms import Averaged, averaged
+from bench.contract.mechanisms import Averaged, average
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.privacy.gaussian import exact_gaussian_epsilon
@@ -76,13 +76,13 @@ def test_the_sum_of_masked_messages_decodes_to_the_sum(rows: list[list[float]]) 
     secrets = [bytes([7 + i]) * 32 for i in range(len(rows))]
     total = torch.zeros(5, dtype=torch.int64)
     for i, row in enumerate(rows):
-        message = encoding.encoded(torch.tensor(row), rng("round"))
+        message = encoding.encode(torch.tensor(row), rng("round"))
         for j, other in enumerate(names):
             if j != i:
                 seed = agree_on_seed(secrets[i], public_key(secrets[j]))
                 message = message + pair_mask(names[i], other, seed, 5)
         total = total + message % MODULUS
-    decoded = encoding.decoded(total % MODULUS, len(rows))
+    decoded = encoding.decode(total % MODULUS, len(rows))
     expected = torch.tensor(rows, dtype=torch.float64).sum(dim=0)
     assert bool(((decoded - expected).abs() <= len(rows) * encoding.step + 1e-6).all())
 
@@ -96,7 +96,7 @@ def test_two_clients_agree_on_one_seed() -> None:
 def test_rounding_is_right_in_the_mean_cuts_at_the_clip_and_is_the_declared_one() -> None:
     encoding = SecureAggregation(clip=1.0, levels=4)  # steps of one half
     values, n = torch.tensor([0.1, -0.6, 5.0, -5.0]), 40_000
-    sent = encoding.decoded(encoding.encoded(values.repeat(n), rng("mean")), 1).view(n, 4)
+    sent = encoding.decode(encoding.encode(values.repeat(n), rng("mean")), 1).view(n, 4)
     (law,) = encoding.mechanisms()
     told = law.sample(values.expand(n, 4), rng("law")).double()
     for draws in (sent, told):
@@ -136,7 +136,7 @@ def test_a_single_masked_upload_is_uniform_and_shows_no_value(digits: Dataset) -
         assert stats.chisquare(counts.numpy()).pvalue > 1e-4
     one, two = list(_Boxes.boxes.values())[:2]
     assert abs(float(torch.corrcoef(torch.stack([one, two]).double())[0, 1])) < 0.05
-    uploads = [m for m in wire.seen_by("server") if m.kind == "update" and m.sender != SUM]
+    uploads = [m for m in wire.messages_for("server") if m.kind == "update" and m.sender != SUM]
     assert len(uploads) == 4
     assert not any(bool(p.presence().any()) for m in uploads for p in m.parts.values())
     assert all(m.sealed[MASKED].box is None for m in uploads)
@@ -220,9 +220,9 @@ def test_the_true_samples_explain_a_sum_of_clipped_and_rounded_updates(
     square = evidence.uploads.observation.square
     size = sum(v[0].numel() for v in evidence.uploads.observation.values.values())
     victim = torch.zeros(1, dtype=torch.int64)
-    assert float(evidence.uploads.missed(x, y, victim).detach()) * size < 1e-5 * float(square)
+    assert float(evidence.uploads.misfit(x, y, victim).detach()) * size < 1e-5 * float(square)
     swapped = torch.cat([x[:, 1:], x[:, :1]], dim=1)
-    assert float(evidence.uploads.missed(swapped, y, victim).detach()) * size > 1e-4 * float(square)
+    assert float(evidence.uploads.misfit(swapped, y, victim).detach()) * size > 1e-4 * float(square)
 
 
 def test_the_sum_of_two_clients_is_rebuilt(digits: Dataset) -> None:
@@ -238,16 +238,16 @@ def test_several_noises_of_a_mean_are_one_and_laws_that_are_not_known_are_not_to
     clip = Clip(of="update", norm=1.0)
     noise = GaussianNoise(of="update", std=0.3)
     point = FixedPoint(of="update", clip=8.0, step=0.6**0.5)  # a variance of .1 in the mean
-    laws = averaged((clip, noise, point), 4)
+    laws = average((clip, noise, point), 4)
     assert laws[0] == clip
     cut, both = laws[1], laws[2]
     assert isinstance(both, GaussianNoise)
     assert both.std == pytest.approx(((0.09 + 0.1) / 4) ** 0.5)
     assert cut.apply(torch.tensor([[9.0, -1.0]])).tolist() == [[8.0, -1.0]]
     assert Mechanism.from_dict(cut.to_dict()) == cut
-    assert averaged((clip, point), 1) == [clip, point]
+    assert average((clip, point), 1) == [clip, point]
     signs = SignPerturbation(of="update", keep=0.9, low=1.0, high=1.0)
-    (unknown,) = averaged((signs,), 2)
+    (unknown,) = average((signs,), 2)
     assert isinstance(unknown, Averaged)
     assert not unknown.known_law
 

@@ -60,13 +60,13 @@ def test_an_update_that_the_grid_swallows_is_warned_of(digits: Dataset) -> None:
 def test_fedml_he_tells_the_server_the_mask_and_no_map(digits: Dataset) -> None:
     run = federation_of(digits, network_for(digits), FedMLHE(share=0.2))
     result = play(run)
-    seen = result.wire.seen_by(SERVER)
+    seen = result.wire.messages_for(SERVER)
     assert {m.kind for m in seen} == {MASK, "update", "public_key"}
     (mask,) = (m for m in seen if m.kind == MASK)
     assert mask.sender == KEY_SERVER
     again = play(run)
     assert not any(m.kind == "sensitivity" for m in again.wire.log)
-    later = next(m for m in again.wire.seen_by(SERVER) if m.kind == MASK)
+    later = next(m for m in again.wire.messages_for(SERVER) if m.kind == MASK)
     assert all(torch.equal(p.values, later.parts[n].values) for n, p in mask.parts.items())
 
 
@@ -91,7 +91,7 @@ def test_data_is_inspected_only_where_a_mask_comes_of_it(
     assert calls == []
     shield = SelectiveShield(tau=0.05, rho=0.5)
     run = federation_of(digits, network_for(digits), shield, clients=2)
-    seen = tuple(play(run).wire.seen_by(SERVER))
+    seen = tuple(play(run).wire.messages_for(SERVER))
     assert calls
     calls.clear()
     plans = shield.public_plans(seen)

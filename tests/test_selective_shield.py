@@ -27,7 +27,7 @@ from defenses.selective_shield import (
     SelectiveShield,
     consensus,
     fisher_scores,
-    normalised_by_layer,
+    normalise_by_layer,
     sensitive,
 )
 from tests.conftest import federation_of, network_for, seen_under
@@ -62,7 +62,7 @@ def test_fisher_scores_and_masks_of_the_oracle(name: str, score: str) -> None:
     expected = case["expected"]
     assert scores["layer.weight"].tolist() == pytest.approx(expected[score], rel=1e-5)
     if f"{score}_norm" in expected:
-        scaled = normalised_by_layer(scores)["layer.weight"]
+        scaled = normalise_by_layer(scores)["layer.weight"]
         assert scaled.tolist() == pytest.approx(expected[f"{score}_norm"], rel=1e-5)
     mask = sensitive(scores, tau=case["inputs"]["tau"])["layer.weight"]
     assert mask.int().tolist() == expected[f"mask_{score}"]
@@ -72,7 +72,7 @@ def test_a_constant_layer_is_not_sensitive_and_layers_are_scaled_apart() -> None
     scores = {
         "a.weight": tensor([5.0, 5.0]), "b.weight": tensor([0.0, 1e-9]), "b.bias": tensor([5e-10])
     }  # fmt: skip
-    scaled = normalised_by_layer(scores)
+    scaled = normalise_by_layer(scores)
     assert scaled["a.weight"].tolist() == CASES["ss_fisher"]["expected"]["const_layer"]
     assert scaled["b.weight"].tolist() == [0.0, 1.0]
     assert scaled["b.bias"].tolist() == pytest.approx([0.5])
@@ -358,7 +358,7 @@ def test_an_update_is_measured_from_the_broadcast_or_from_where_training_began()
     message = Message(kind="update", sender="c", receiver=SERVER, round=0, parts=sent)
     for update_from, expected in (("broadcast", [1.0, 3.0]), ("start", [1.0, -1.0])):
         shield = SelectiveShield(update_from=update_from)
-        assert shield.measured(message, local).parts["w"].values.tolist() == expected
+        assert shield.measure(message, local).parts["w"].values.tolist() == expected
 
 
 def test_a_rehearsal_keeps_what_was_agreed(digits: Dataset) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.errors import UserError
 from bench.records import read_json
-from bench.records.submitted import digest_of, verified_beside
+from bench.records.submitted import digest_of, verification_path
 from bench.registry import Registry, discover
 from bench.report import site
 from bench.report.files import Files
@@ -166,7 +166,7 @@ def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> N
     assert page.count("<dd>Unverified: nobody made these figures again") == 2
     rerun = {"digest": digest_of(mine), "date": "2026-11-25", "cells": 5,
              "seed": 7, "passed": True}  # fmt: skip
-    beside = verified_beside(mine)
+    beside = verification_path(mine)
     beside.write_text(json.dumps(rerun))
     page = front()
     assert "<dd>Verified on 2026-11-25: 5 drawn cells" in page

@@ -149,11 +149,11 @@ def test_encrypting_a_part_of_a_sparse_update_changes_no_model(digits: Dataset) 
 
 def test_top_k_sends_the_largest_values_of_the_whole_update() -> None:
     update = update_of(torch.tensor([[1.0, -5.0], [0.0, 2.0]]), torch.tensor([3.0, -0.5]))
-    sent = TopK(keep=0.5).sparsified(update, alone())
+    sent = TopK(keep=0.5).sparsify(update, alone())
     assert sent.parts["0"].values.tolist() == [[0.0, -5.0], [0.0, 2.0]]
     assert sent.parts["1"].values.tolist() == [3.0, 0.0]
     assert sent.parts["1"].presence().tolist() == [True, False]
-    sent = TopK(keep=1.0).sparsified(update_of(torch.tensor([0.0, 1.0])), alone())
+    sent = TopK(keep=1.0).sparsify(update_of(torch.tensor([0.0, 1.0])), alone())
     assert sent.parts["0"].presence().tolist() == [False, True]  # a zero is never sent
 
 
@@ -166,16 +166,14 @@ def test_error_feedback_loses_nothing(keep: float, rounds: list[list[int]]) -> N
     defense, client = TopK(keep=keep), alone()
     sent = torch.zeros(7)
     for values in rounds:
-        sent += (
-            defense.sparsified(update_of(torch.tensor(values).float()), client).parts["0"].values
-        )
+        sent += defense.sparsify(update_of(torch.tensor(values).float()), client).parts["0"].values
     expected = torch.tensor(rounds).float().sum(dim=0)
     assert torch.equal(sent + client.memory["residual"]["0"], expected)
 
 
 def test_percentile_cuts_what_it_sends_per_local_step() -> None:
     update = update_of(torch.tensor([0.1, -0.2, 0.3, -0.4, 0.5]), steps=3)
-    sent = Percentile(percentile=50.0, gamma=0.12).sparsified(update, alone()).parts["0"]
+    sent = Percentile(percentile=50.0, gamma=0.12).sparsify(update, alone()).parts["0"]
     assert sent.presence().tolist() == [False, False, True, True, True]
     torch.testing.assert_close(sent.values, torch.tensor([0.0, 0.0, 0.3, -0.36, 0.36]))
     (mechanism,) = Percentile(gamma=0.12).mechanisms_in(Round(local_steps=3))
@@ -214,7 +212,7 @@ def test_the_law_holds_of_what_the_defense_sends(
 ) -> None:
     defense = Percentile(percentile=percentile, gamma=gamma)
     true = torch.tensor(values)
-    seen = defense.sparsified(update_of(true), alone()).parts["0"].values
+    seen = defense.sparsify(update_of(true), alone()).parts["0"].values
     (law,) = defense.mechanisms_in(Round())
     loss, slope = law.misfit(true[None], seen[None])
     assert float(loss.sum()) <= 1e-9

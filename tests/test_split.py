@@ -61,7 +61,7 @@ def test_several_steps_train_the_bottoms_apart_and_the_top_together(digits: Data
     run = federation(digits, network, clients=2, cuts=("block1",))
     start = dict(run.state)
     result = play(run, replace(STEP, local_steps=3))
-    held = set(run.held(run.clients[0]))
+    held = set(run.names_held(run.clients[0]))
     assert held == {n for n in start if n.startswith(("block1.", "head."))}
     own = [{n: v.clone() for n, v in start.items() if n in held} for _ in range(2)]
     top = {n: v.clone() for n, v in start.items() if n not in held}
@@ -88,7 +88,7 @@ def test_what_the_server_sees_in_wire_order(digits: Dataset) -> None:
     ):
         run = federation(digits, network, clients=1, cuts=("block1",), labels=labels)
         result = play(run)
-        seen = result.wire.seen_by("server")
+        seen = result.wire.messages_for("server")
         assert [m.kind for m in seen] == kinds
         smashed = seen[0].parts["smashed"].values
         client = run.clients[0]
@@ -97,7 +97,7 @@ def test_what_the_server_sees_in_wire_order(digits: Dataset) -> None:
         assert not smashed.requires_grad
         up = sum(m.n_bytes for m in seen if m.sender == client.id)
         assert result.wire.bytes_up == up
-        down = sum(v.numel() * 4 for n, v in result.before.items() if n in run.held(client))
+        down = sum(v.numel() * 4 for n, v in result.before.items() if n in run.names_held(client))
         down += smashed.numel() * 4
         down += sum(m.n_bytes for m in seen if m.kind == "features")
         assert result.wire.bytes_down == down
@@ -113,9 +113,11 @@ def test_layers_that_some_clients_hold_are_their_mean(digits: Dataset) -> None:
     for client in deep:
         assert client.own is None  # everything was uploaded
         (message,) = [
-            m for m in result.wire.seen_by("server") if m.sender == client.id and m.kind == "update"
+            m
+            for m in result.wire.messages_for("server")
+            if m.sender == client.id and m.kind == "update"
         ]
-        assert set(message.parts) == set(run.held(client))
+        assert set(message.parts) == set(run.names_held(client))
         ends.append(message.parts["block2.conv.weight"].values)
     expected = result.before["block2.conv.weight"] + torch.stack(ends).mean(dim=0)
     assert torch.allclose(run.state["block2.conv.weight"], expected, atol=1e-6)

@@ -229,7 +229,9 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     assert [type(m).__name__ for m in view.noises] == ["LaplaceNoise"]
     assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)
     q = torch.rand(3, 12, 8, 8) - 0.5
-    assert torch.allclose(view.sent(q).flatten(1).abs().sum(dim=1).max(), torch.tensor(100.0))
+    assert torch.allclose(
+        view.activations_sent(q).flatten(1).abs().sum(dim=1).max(), torch.tensor(100.0)
+    )
 
 
 @pytest.mark.slow

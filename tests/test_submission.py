@@ -22,7 +22,7 @@ import pytest
 from bench.errors import UserError
 from bench.harness.runner import label_of
 from bench.records import AuditSummary, DoubledRun, Flag, FlagCode, to_json
-from bench.records.submitted import read_verified, verified_beside
+from bench.records.submitted import read_verified, verification_path
 from bench.report.files import Files
 from bench.submission.authoring import write_new
 from bench.submission.documents import marks, write_manifest
@@ -353,7 +353,7 @@ def keep_beside(folder: Path, text: str) -> dict[str, Any]:
     """Keep what `verify --json` printed as a reviewer does."""
     document: dict[str, Any]
     document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
-    verified_beside(folder).write_text(json.dumps(document))
+    verification_path(folder).write_text(json.dumps(document))
     return document
 
 

@@ -12,8 +12,8 @@ from bench.harness.plan import expand
 
 
 def test_shipped_suites_load_and_describe_themselves() -> None:
-    assert {"quick", "spm"} <= set(suites.shipped())
-    for name in suites.shipped():
+    assert {"quick", "spm"} <= set(suites.list_shipped())
+    for name in suites.list_shipped():
         loaded = suites.read_suite(name)
         assert loaded.name == name
         assert loaded.description
@@ -27,7 +27,7 @@ def test_quick_runs_every_attack_and_the_shipped_suites_every_defense(registry) 
     assert {a.name for a in quick.attacks} == set(registry.names("attack")) - without
     larger = [suites.read_suite(name) for name in ("attacks", "full")]
     assert without < {a.name for s in larger for a in s.attacks}
-    shipped = [suites.read_suite(name) for name in suites.shipped()]
+    shipped = [suites.read_suite(name) for name in suites.list_shipped()]
     named = {n for s in shipped for d in s.defenses for n in d.name.split("+")}
     assert named == set(registry.names("defense"))
 

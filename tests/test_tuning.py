@@ -19,7 +19,7 @@ from bench.errors import UserError
 from bench.records import FlagCode, Row
 from bench.registry import Registry
 from bench.suite import Suite, grid
-from bench.tuning import Search, searches, tuned_text
+from bench.tuning import Search, searches, write_tuned
 from tests.conftest import require
 from tests.made_rows import flag, interval, row
 from tests.small_folders import leakbench
@@ -185,7 +185,7 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
 ) -> None:
     losses = [0.01, 0.05]
     tuned = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=losses, steps=8)
-    text = tuned_text(TWO_TASKS, two, tuned, losses, registry)
+    text = write_tuned(TWO_TASKS, two, tuned, losses, registry)
     assert "no noise_multiplier loses 1 point or less" in text
     assert "points of accuracy on validation samples; at most 5 were allowed" in text
     assert "(seeds 1001, 1002)." in text
@@ -205,18 +205,18 @@ def test_the_suite_that_comes_of_it_can_be_read_and_says_what_each_setting_loses
 def test_a_suite_in_any_form_of_toml_can_be_tuned(two: Suite, registry: Registry) -> None:
     tuned = tuning.tune(two, registry, player(lambda n: 0.02 + 0.1 * n), losses=[0.05], steps=8)
     said = tomllib.loads(TWO_TASKS)
-    usual = tuned_text(TWO_TASKS, two, tuned, [0.05], registry)
+    usual = write_tuned(TWO_TASKS, two, tuned, [0.05], registry)
     flat = "".join(f"{k} = {suites.to_toml(v, k)}\n" for k, v in said.items())
     tables = TWO_TASKS.replace("[[defenses]]", "[[ defenses ]]  # in brackets with spaces")
     below = TWO_TASKS.replace("settings = {", "[defenses.settings]\n").replace(" }", "")
     below = below.replace("[0.1, 1.0], clip", "[0.1, 1.0]\nclip")
     for text in (flat, tables, below):
         assert tomllib.loads(text) == said
-        made = tuned_text(text, two, tuned, [0.05], registry)
+        made = write_tuned(text, two, tuned, [0.05], registry)
         assert tomllib.loads(made) == tomllib.loads(usual)
 
 
-@pytest.mark.parametrize("name", suites.shipped())
+@pytest.mark.parametrize("name", suites.list_shipped())
 def test_every_strength_of_a_shipped_suite_can_be_set_to_both_ends(
     name: str, registry: Registry
 ) -> None:

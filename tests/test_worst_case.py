@@ -127,9 +127,9 @@ def test_true_images_explain_the_sum(shielded: tuple[Seen, Truth, Context]) -> N
     right = Candidate(x=truth.x.double(), y=y, vectors=truth.x)
     wrong = Candidate(x=truth.x.double().flip(3), y=y, vectors=truth.x)
     with torch.no_grad():
-        left = float(term.unexplained(right))
+        left = float(term.share_unexplained(right))
         assert left < 1e-8
-        assert float(term.unexplained(wrong)) > 1e4 * left
+        assert float(term.share_unexplained(wrong)) > 1e4 * left
 
 
 def test_sums_that_nothing_explains_count_alike(
@@ -140,8 +140,8 @@ def test_sums_that_nothing_explains_count_alike(
     judged = {}
     for share in (0.05, 0.3, 0.9):
         left = torch.tensor(share, dtype=F64)
-        monkeypatch.setattr(UploadSum, "unexplained", lambda *_, left=left: left)
-        judged[share] = float(matcher.judged(truth.x.double(), truth.y).sum())
+        monkeypatch.setattr(UploadSum, "share_unexplained", lambda *_, left=left: left)
+        judged[share] = float(matcher.judge(truth.x.double(), truth.y).sum())
     assert judged[0.3] == judged[0.9]
     assert judged[0.05] < judged[0.3] - 1
 
@@ -155,7 +155,7 @@ def test_the_noise_that_suits_an_answer_is_at_least_the_known_one(digits: Datase
     everyone, known = torch.arange(2), uploads.known
     y = torch.nn.functional.one_hot(truth.y, 10).double()
     for images, beyond in ((truth.x.double(), False), (torch.zeros_like(truth.x).double(), True)):
-        missed = uploads.missed(images, y, everyone)
+        missed = uploads.misfit(images, y, everyone)
         assert bool(((missed > 1.1 * known) == beyond).all())
         variance = missed.maximum(known)
         expected = uploads.values.shape[1] / 2 * (missed / variance + variance.log())

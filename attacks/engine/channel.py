@@ -15,7 +15,7 @@ from attacks.engine.observation import (
     gradient_estimate,
     parse,
     parse_view,
-    smashed_of,
+    read_smashed,
     unusable,
 )
 from attacks.engine.private import with_private_parts
@@ -190,15 +190,17 @@ class Channel:
     def features(self, releases: Sequence[Release]) -> dict[str, Tensor]:
         """Blocks of every client's samples, averaged over releases, float32 on the context's
         device."""
-        raw = self._smashed(releases) if self.per_sample else self._update(releases)
+        raw = self._read_smashed(releases) if self.per_sample else self._update(releases)
         total = sum(v.shape[1] for v in raw.values())
         return {n: self._sketch(n, v, total).float().to(self.ctx.device) for n, v in raw.items()}
 
-    def _smashed(self, releases: Sequence[Release]) -> dict[str, Tensor]:
-        smashed = [(values.float(), there) for s in releases for values, there in smashed_of(s)[:1]]
+    def _read_smashed(self, releases: Sequence[Release]) -> dict[str, Tensor]:
+        smashed = [
+            (values.float(), there) for s in releases for values, there in read_smashed(s)[:1]
+        ]
         value, there = (t.flatten(0, 1) for t in _average(smashed))
         self.map_shape = tuple(value.shape[1:])
-        shown = self._shown(SMASHED, value, there)
+        shown = self._fill_absent(SMASHED, value, there)
         axis = 1 if there.ndim == 4 else -1
         if self.discovering:
             self.scattered |= not bool((there == there.narrow(axis, 0, 1)).all())
@@ -253,10 +255,10 @@ class Channel:
                 if wide:
                     continue
             scaled = value / length.view(-1, *[1] * (value.ndim - 1))
-            blocks |= self._shown(name, scaled, present[name])
+            blocks |= self._fill_absent(name, scaled, present[name])
         return blocks
 
-    def _shown(self, name: str, value: Tensor, there: Tensor) -> dict[str, Tensor]:
+    def _fill_absent(self, name: str, value: Tensor, there: Tensor) -> dict[str, Tensor]:
         """A block with absent values as 0 and, if it is ever sent in part, its presence."""
         shown = {name: torch.where(there, value, 0.0).flatten(1)}
         if self.discovering:

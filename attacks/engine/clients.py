@@ -52,7 +52,7 @@ class ObservedTraining:
     lr: float
     mode: str
 
-    def played(self, network: NetworkView, defense: Defense) -> dict[str, Any]:
+    def how_to_play(self, network: NetworkView, defense: Defense) -> dict[str, Any]:
         """How a loss runs the network: with weights without the defense's randomness."""
         return {
             "network": network,
@@ -105,7 +105,7 @@ class Simulated:
         public: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.network, self.defense, self.training = network, defense, training
-        self.loss = NetworkLoss(**training.played(network, defense))
+        self.loss = NetworkLoss(**training.how_to_play(network, defense))
         self.public = public
 
     @cached_property
@@ -172,7 +172,9 @@ class Returned:
         assert view.slopes is not None
         self.defense, self.slopes, self.training = defense, view.slopes, training
         self.start = view.below(network, training.start)
-        self.loss = SplitLoss(**training.played(network, defense), cut=view.cut, sent=view.sent)
+        self.loss = SplitLoss(
+            **training.how_to_play(network, defense), cut=view.cut, sent=view.activations_sent
+        )
 
     def __call__(self, x: Tensor, y: Tensor, victims: Tensor) -> dict[str, Tensor]:
         """x [P, K, *shape], soft labels y [P, K, C], int64 victims [P] -> [P, ...] by name."""
@@ -187,7 +189,7 @@ class Returned:
 
 
 class Layered:
-    """One local step of the shared weights; see `layered` for when it may be used."""
+    """One local step of the shared weights; see `layered_gradient` for when it may be used."""
 
     def __init__(self, network: NetworkView, training: ObservedTraining) -> None:
         self.network, self.training = network, training
@@ -216,7 +218,9 @@ class Layered:
         return totals
 
 
-def layered(network: NetworkView, defense: Defense, training: ObservedTraining) -> Layered | None:
+def layered_gradient(
+    network: NetworkView, defense: Defense, training: ObservedTraining
+) -> Layered | None:
     """The fast way, or None where it does not hold: several local steps, a defense with its own
     variables, gradient or direction, samples tied by batch normalisation, or an unknown kind of
     layer."""
@@ -294,13 +298,13 @@ class Clients:
     """
 
     def __init__(self, release: Release, ctx: Context, *, dtype: torch.dtype) -> None:
-        def moved(state: State) -> dict[str, Tensor]:
+        def move(state: State) -> dict[str, Tensor]:
             return {n: v.to(dtype=dtype, device=ctx.device) for n, v in state.items()}
 
         self.network, self.defense = ctx.network, ctx.defense
         self.dtype, self.device = dtype, ctx.device
-        const = moved(release.seen.const)
-        self.before = moved(release.before)
+        const = move(release.seen.const)
+        self.before = move(release.before)
         self.start = dict(ctx.defense.receive(self.before, const))
         self.batch, self.samples = release.batch, release.samples
         self.step, self.in_order = release.step, release.in_order
@@ -308,7 +312,7 @@ class Clients:
         self.training = ObservedTraining(
             start=self.start,
             const=const,
-            buffers=moved(release.seen.buffers),
+            buffers=move(release.seen.buffers),
             steps=release.steps,
             batch=self.batch // self.summed,
             lr=release.lr,
@@ -322,10 +326,10 @@ class Clients:
             self.training,
             (ctx.aux_x.to(ctx.device), ctx.aux_y.to(ctx.device)),
         )
-        self.gradients = layered(ctx.network, ctx.defense, self.training) or self.simulated
+        self.gradients = layered_gradient(ctx.network, ctx.defense, self.training) or self.simulated
 
     # --- uploads ------------------------------------------------------------------------------
-    def computed(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
+    def compute(self, x: Tensor, y: Tensor, moves: State | None = None) -> dict[str, Tensor]:
         """Gradients [P, ...] of candidates, once for all releases that begin from this state.
 
         moves: From what was received to where each candidate starts [P, ...]; None: nowhere.
@@ -352,14 +356,14 @@ class Clients:
 
         return split(x), split(y)
 
-    def joined(self, gradient: State, problems: int) -> dict[str, Tensor]:
+    def join(self, gradient: State, problems: int) -> dict[str, Tensor]:
         """Gradients of the clients of `problems` candidates as the candidates' [problems, ...]."""
         return {
             n: g if len(g) == problems else g.unflatten(0, (problems, -1)).mean(dim=1)
             for n, g in gradient.items()
         }
 
-    def returned(self, view: SplitView) -> Returned | None:
+    def returned_gradient(self, view: SplitView) -> Returned | None:
         """The gradient of the first stages by the slopes that the server returned, if it did; None
         for several steps whose samples are not known to be in one order."""
         aligned = self.samples == 1 or self.in_order
@@ -367,7 +371,7 @@ class Clients:
             return None
         return Returned(self.network, self.defense, self.training, view)
 
-    def applied(
+    def apply(
         self, gradient: State, mechanism: Mechanism, shown: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Gradients [P, ...] after the deterministic part of a mechanism.
@@ -407,7 +411,7 @@ class Clients:
         """The network's weights without the defense's randomness."""
         return self.defense.mean_realize(self.start, self.training.const)
 
-    def realised(self, count: int) -> list[State]:
+    def draw_weights(self, count: int) -> list[State]:
         """Network weights of `count` draws of the defense's randomness, always the same ones;
         empty where it draws nothing for its weights."""
         if "variables" not in self.defense.owns:
@@ -430,13 +434,13 @@ class Clients:
         public: Samples [N, *shape] on which it is measured. least: Share of the mean variance
         below which none is taken to be: an activation that hardly moves there may move elsewhere.
         """
-        draws = self.realised(_SPREAD_DRAWS)
+        draws = self.draw_weights(_SPREAD_DRAWS)
         if not draws:
             return None
         few = public[:_SPREAD_SAMPLES].to(dtype=self.dtype, device=self.device)
         with torch.no_grad():
-            centre = view.made(self.network, self.weights, few)
-            apart = torch.cat([view.made(self.network, w, few) - centre for w in draws])
+            centre = view.make(self.network, self.weights, few)
+            apart = torch.cat([view.make(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())
         together = None

@@ -45,7 +45,7 @@ class HeadGradient:
         seen = (torch.ones_like(t, dtype=torch.bool) for t in (weight, bias))
         return HeadGradient(weight=weight, bias=bias, weight_seen=next(seen), bias_seen=next(seen))
 
-    def scaled(self, factors: Tensor) -> HeadGradient:
+    def scale(self, factors: Tensor) -> HeadGradient:
         """Gradients of other lengths, by the factors [V]."""
         return replace(
             self,

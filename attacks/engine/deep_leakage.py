@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
-from attacks.engine.joint import match_together, match_with_own, unexplained
+from attacks.engine.joint import leaves_unexplained, match_together, match_with_own
 from attacks.engine.matching import Matcher, build_matcher, judge_answer
 from attacks.engine.observation import Release, parse_view
 from attacks.engine.optimisers import Minimum, Phase, column, minimise
@@ -167,7 +167,7 @@ class DeepLeakage(Attack):
         evaluations = (1 + self.restarts) * optimiser.evaluations
         plain = optimiser.matcher(optimiser.dtypes[0])
         evidence = plain.evidence
-        if keeping(evidence) or (evidence.noisy and unexplained(plain, solution)):
+        if keeping(evidence) or (evidence.noisy and leaves_unexplained(plain, solution)):
             match_with_own(plain, solution, evaluations=evaluations, history=self.history)
         if evidence.sums:
             exact = optimiser.matcher(torch.float64)
@@ -213,7 +213,7 @@ class DeepLeakage(Attack):
         """Search the order of the samples and the images in turn, where local epochs hide it."""
         matcher = optimiser.matcher(optimiser.dtypes[0])
         shuffled = any(one.orders is not None for one in releases_of(matcher.evidence))
-        optimiser = optimiser.scaled(1 / _SEARCHES)
+        optimiser = optimiser.shorten(1 / _SEARCHES)
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
             images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
@@ -284,7 +284,7 @@ class DeepLeakage(Attack):
             looks.append((optimiser.look(share), kept))
             left, going = left - share * going, kept
         return replace(
-            wave, count=tried, looks=looks, optimiser=optimiser.scaled(max(1.0, left / going))
+            wave, count=tried, looks=looks, optimiser=optimiser.shorten(max(1.0, left / going))
         )
 
 
@@ -334,13 +334,13 @@ class QuasiNewton:
     least_gain: float
     heats: Sequence[float] = (0.0,)
 
-    def scaled(self, share: float) -> QuasiNewton:
+    def shorten(self, share: float) -> QuasiNewton:
         """With this share of its evaluations."""
         return replace(self, evaluations=max(1, int(share * self.evaluations)))
 
     def look(self, share: float) -> QuasiNewton:
         """The first steps alone."""
-        return replace(self.scaled(share), dtypes=self.dtypes[:1], heats=self.heats[:1])
+        return replace(self.shorten(share), dtypes=self.dtypes[:1], heats=self.heats[:1])
 
     def __call__(self, problems: Problems) -> Minimum:
         phases = []

@@ -29,9 +29,9 @@ from attacks.engine.terms import (
     UploadLikelihood,
     Uploads,
     UploadSum,
+    build_smashed_term,
     joint_distance,
     likelihood,
-    smashed_term,
     upload_cosine,
     weigh_distance,
 )
@@ -110,7 +110,7 @@ class Evidence:
         mechanisms = [] if zone else release.acting
         self.noise: Mechanism | None = None if zone else release.noise
         self.view = split_view(release, dtype=dtype, device=ctx.device)
-        self.returned = None if self.view is None else self.clients.returned(self.view)
+        self.returned = None if self.view is None else self.clients.returned_gradient(self.view)
         self.spread: Spread | None = None
         if self.view is not None:
             self.spread = self.clients.spread(self.view, ctx.aux_x, least=_EXACT)
@@ -127,7 +127,7 @@ class Evidence:
             if self.noise.faithful and 0 < self.noise.spread <= least**2:
                 self.noise = None
         if self.view is not None and distance == "likelihood":
-            self.view, observation = self._weighed(self.view, observation)
+            self.view, observation = self._weigh_together(self.view, observation)
         self.uploads: Uploads | None = None
         self.terms: list[Term] = []
         self.sums: list[UploadSum] = []
@@ -147,7 +147,7 @@ class Evidence:
             several = release.steps * batch > samples
             if samples > batch and (several or not arranged or self.view is not None):
                 victims, sent = len(release.clients), self.uploads.in_order
-                self.uploads.orders = Orders.drawn(
+                self.uploads.orders = Orders.draw(
                     victims, self.clients, ctx, first=arranged, sent=sent
                 )
             if distance == "cosine":
@@ -160,7 +160,7 @@ class Evidence:
                 mean = shared[1].to(ctx.device)
                 self.sums.append(UploadSum(uploads=self.uploads, covers=covers, mean=mean))
         if self.view is not None:
-            self.terms.append(self._smashed_term(self.view))
+            self.terms.append(self._build_smashed_term(self.view))
         self.own = self.terms
         self.terms = [t for one in self.earlier for t in one.terms] + self.own
         self.sums = [s for one in self.earlier for s in one.sums] + self.sums
@@ -196,7 +196,7 @@ class Evidence:
             present={n: sent.present[n].to(device) for n in kept},
         )
 
-    def _weighed(
+    def _weigh_together(
         self, view: SplitView, observation: ObservedUploads | None
     ) -> tuple[SplitView, ObservedUploads | None]:
         """Smashed data and upload in one likelihood; `noise` with them."""
@@ -215,7 +215,7 @@ class Evidence:
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
-    def _smashed_term(self, view: SplitView) -> Term:
+    def _build_smashed_term(self, view: SplitView) -> Term:
         law = weigh_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
@@ -225,7 +225,7 @@ class Evidence:
             precision = self.spread.precision(view.std**2)
             if precision is not None and bool(view.present.all()):
                 law = joint_distance(view, precision)
-        return smashed_term(self.clients, view, law)
+        return build_smashed_term(self.clients, view, law)
 
     def unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as

@@ -55,7 +55,7 @@ def feature_sets(blocks: Blocks) -> dict[str, tuple[str, ...]]:
     return {"inputs": inputs, "raw": raw, "all": tuple(blocks)}
 
 
-def joined(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
+def join_blocks(blocks: Blocks, choice: str, scale: dict[str, float]) -> Tensor:
     """The chosen set as one float64 matrix [M, F]."""
     names = feature_sets(blocks)[choice]
     common = max((scale[n] for n in names if not n.startswith("presence ")), default=1.0)
@@ -162,12 +162,12 @@ class Inverter:
 
         fits = {}
         for choice in feature_sets(pairs.blocks):
-            x = joined(pairs.blocks, choice, self.scale)
+            x = join_blocks(pairs.blocks, choice, self.scale)
             fits[choice] = fit(
                 x, target, group=pairs.group, strata=pairs.turn, judged=pairs.real, judge=wrong
             )
         choice = min(fits, key=lambda c: fits[c].loss)
-        victims = joined(self.channel.blocks, choice, self.scale)
+        victims = join_blocks(self.channel.blocks, choice, self.scale)
         return fits[choice](victims, 0), fits[choice].left_out[pairs.real]
 
     def _read_labels(self, all_: Sequence[Inverter]) -> tuple[Tensor, float]:
@@ -201,7 +201,7 @@ class Inverter:
                     mine = (one.rows[:, None] == piece.rows).long().argmax(dim=0)
                     public.append((of_pairs, one.left_out))
                     victims.append((of_victims[mine], one.predicted.double()[mine]))
-        left_out, predicted = _weighed_mean(public), _weighed_mean(victims)
+        left_out, predicted = _weigh_mean(public), _weigh_mean(victims)
         mean = truth[piece.judged].mean(dim=0)
         told, known = (t[piece.judged] - mean for t in (left_out, truth))
         slope = (told * known).sum() / told.square().sum().clamp_min(1e-30)
@@ -218,7 +218,7 @@ class Inverter:
         truth = piece.pairs.x.flatten(1).double()
         square = (piece.left_out - truth).square()[piece.judged]
         usual = square.mean(dim=0)
-        sent = self._sent(piece.pairs.blocks)
+        sent = self._share_sent(piece.pairs.blocks)
         if sent is None:
             precise = 1 / usual.clamp_min(1e-12)
             return precise.expand_as(truth), precise.expand(len(piece.rows), -1)
@@ -227,13 +227,13 @@ class Inverter:
             count = case.sum(dim=0)
             error = (square * case).sum(dim=0) / count.clamp_min(1e-9)
             cases.append(1 / torch.where(count >= 1, error, usual).clamp_min(1e-12))
-        theirs = self._sent(self.channel.blocks)
+        theirs = self._share_sent(self.channel.blocks)
         assert theirs is not None
         there, absent = cases
         of_pairs, of_victims = (t * there + (1 - t) * absent for t in (sent, theirs[piece.rows]))
         return of_pairs, of_victims
 
-    def _sent(self, blocks: Blocks) -> Tensor | None:
+    def _share_sent(self, blocks: Blocks) -> Tensor | None:
         """The share of each pixel's place in smashed data that was sent [M, P], or None where all
         was, or where it has no places that cut the image into blocks."""
         grid = self.channel.grid(blocks)
@@ -298,10 +298,10 @@ class Inverter:
         if shown in pairs.blocks:
             features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
         scale = scales(features)
-        stacked = self._fit(joined(features, "raw", scale), pairs, pairs.turn, flat.judged)
+        stacked = self._fit(join_blocks(features, "raw", scale), pairs, pairs.turn, flat.judged)
         above = replace(
             flat,
-            predicted=stacked(joined(targets, "raw", scale), 0),
+            predicted=stacked(join_blocks(targets, "raw", scale), 0),
             left_out=stacked.left_out,
             loss=stacked.loss,
         )
@@ -333,9 +333,9 @@ class Inverter:
         judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
         pieces = {}
         for choice in sets:
-            features = joined(pairs.blocks, choice, self.scale)
+            features = join_blocks(pairs.blocks, choice, self.scale)
             fitted = self._fit(features, pairs, strata, judged)
-            victims = joined(self.channel.blocks, choice, self.scale)[rows]
+            victims = join_blocks(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
                 rows=rows,
                 predicted=fitted(victims, stratum),
@@ -363,7 +363,7 @@ class Inverter:
         return self.accuracy * piece.loss + (1 - self.accuracy) * wrong <= shared
 
 
-def _weighed_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _weigh_mean(answers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Of (weights, values), number by number."""
     weight = torch.stack([w for w, _ in answers]).sum(dim=0)
     return torch.stack([w * v for w, v in answers]).sum(dim=0) / weight

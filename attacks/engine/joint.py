@@ -38,14 +38,14 @@ _FEW = 0.25
 _LEAST_GAIN = 1e-5
 
 
-def unexplained(matcher: Matcher, solution: Solution) -> bool:
+def leaves_unexplained(matcher: Matcher, solution: Solution) -> bool:
     """Whether a solution leaves more of any victim's upload open than its noise explains."""
     images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
     y = torch.nn.functional.one_hot(solution.labels, matcher.encoding.classes).to(images)
     everyone = torch.arange(len(images), device=images.device)
     with torch.no_grad():
         surprised = [
-            (u.missed(images, y, everyone) > _EXPLAINED**2 * u.known).any()
+            (u.misfit(images, y, everyone) > _EXPLAINED**2 * u.known).any()
             for u in _weighing(matcher.evidence)
         ]
     return bool(surprised) and bool(torch.stack(surprised).any())
@@ -80,7 +80,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     mean, active = torch.zeros_like(vectors), ~solution.failed
     beyond = [
         (m - u.known).clamp_min(0.0) * len(uploads)
-        for m, u in zip(_missed(joint, uploads, mean, labels), uploads, strict=True)
+        for m, u in zip(_misfits(joint, uploads, mean, labels), uploads, strict=True)
     ]
     weighs = all(u.weighs for u in uploads)
     levels = [  # of which any victim's noise is more than a small share of the known one
@@ -119,7 +119,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         at = vectors.clone()
         at[who] = new[rows]
         if number and weighs:
-            missed = _missed(joint, uploads, at, labels)
+            missed = _misfits(joint, uploads, at, labels)
             left = [m * u.sizes for m, u in zip(missed, uploads, strict=True)]
             allowed = [(u.known + b) * u.sizes for u, b in zip(uploads, tried, strict=True)]
             most = _EXPLAINED**2 * torch.stack(allowed).sum(dim=0)
@@ -147,12 +147,12 @@ def _weighing(evidence: Evidence) -> list[Uploads]:
     return [u for u in uploads if u is not None and u.weighs]
 
 
-def _missed(joint: Matcher, uploads: Sequence[Uploads], z: Tensor, labels: Tensor) -> list[Tensor]:
+def _misfits(joint: Matcher, uploads: Sequence[Uploads], z: Tensor, labels: Tensor) -> list[Tensor]:
     """Mean squares [V], one per release, of what vectors z [V, N] leave open."""
     candidate = joint.encoding.candidate(z, labels)
     everyone = torch.arange(len(z), device=z.device)
     with torch.no_grad():
-        return [u.missed(candidate.x, candidate.y, everyone, candidate.own) for u in uploads]
+        return [u.misfit(candidate.x, candidate.y, everyone, candidate.own) for u in uploads]
 
 
 _HEATS = 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0
@@ -173,7 +173,7 @@ def match_together(
     """Improve a solution by what is known of all victims together, if that can be explained.
 
     The sum is loose at first, since far from the solution it would bend the images out of shape.
-    The images of that stage are kept which explain everything best (see `Matcher.judged`), those of
+    The images of that stage are kept which explain everything best (see `Matcher.judge`), those of
     single victims where none comes near the sum: clients that train from values of their own make
     one that no images make, and what came closer to it is bent, not better.
 
@@ -187,7 +187,7 @@ def match_together(
     encoding = matcher.encoding
     everyone = torch.arange(len(solution.loss), device=solution.loss.device)
     images, labels = solution.images.nan_to_num(0.5).to(encoding.dtype), solution.labels
-    best, least, missed = (images, labels), matcher.judged(images, labels), 0
+    best, least, missed = (images, labels), matcher.judge(images, labels), 0
     loose = any(s.loosens for s in matcher.evidence.sums)
     heats = _HEATS if loose else (0.0,)
     for heat in heats:
@@ -209,7 +209,7 @@ def match_together(
         solution.evaluations += int(minimum.evaluations.sum()) * len(everyone)
         images = encoding.images(minimum.x.view(len(everyone), -1), labels)
         images, labels = give_to_owners(matcher, images, labels)
-        judged = matcher.judged(images, labels)
+        judged = matcher.judge(images, labels)
         if float(judged.sum()) < float(least.sum()):
             best, least, missed = (images, labels), judged, 0
         else:
@@ -230,7 +230,7 @@ def give_to_owners(matcher: Matcher, images: Tensor, labels: Tensor) -> tuple[Te
     cost = images.new_empty(count, count)
     for shift in range(count):
         whose = (victims + shift) % count
-        cost[victims, whose] = matcher.judged(images[whose], labels[whose]).to(cost)
+        cost[victims, whose] = matcher.judge(images[whose], labels[whose]).to(cost)
     cost = cost.nan_to_num(_NEVER, posinf=_NEVER)
     cost[victims, victims] -= _LIKELIER
     order = torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(victims)
@@ -259,7 +259,7 @@ def best_labels(matcher: Matcher, images: Tensor, labels: Tensor | None = None) 
         return chosen[:, None]
     candidate = Candidate(x=x, y=y, vectors=x.flatten(1))
     with torch.no_grad():
-        sent = torch.cat([s.sent(candidate) for s in sums], dim=1) / count
+        sent = torch.cat([s.simulate(candidate) for s in sums], dim=1) / count
         sent = sent.view(classes, count, -1).transpose(0, 1)
     mean = torch.cat([s.mean for s in sums])
 

@@ -129,10 +129,10 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
     victims = len(evidence.release.clients)
     scores = torch.full((victims, classes), torch.inf, device=ctx.device)
-    prepared = {n: uploads.prepared(seen.values[n][:, None], [n]) for n in names}
+    prepared = {n: uploads.prepare(seen.values[n][:, None], [n]) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
     for some in present.split(max(1, _LARGEST // width)):
-        expected = uploads.sent(means[some, None], targets[some, None])
+        expected = uploads.simulate(means[some, None], targets[some, None])
         if seen.kind != uploads.observation.kind:
             expected = clients.as_sent(expected, seen.kind)
         for name in names:

@@ -95,7 +95,7 @@ class Matcher:
         candidate = Candidate(x=x, y=y, vectors=x.flatten(1))
         return _total([term(candidate, victims).loss for term in self.evidence.terms])
 
-    def judged(self, x: Tensor, y: Tensor) -> Tensor:
+    def judge(self, x: Tensor, y: Tensor) -> Tensor:
         """How badly one candidate for every victim explains all that was seen, and how unlike
         public samples it is: comparable between answers of any attack.
 
@@ -117,7 +117,7 @@ class Matcher:
         hot = torch.nn.functional.one_hot(y, encoding.classes).to(x)
         candidate = Candidate(x=x, y=hot, vectors=x.flatten(1))
         with torch.no_grad():
-            each = [self._judged(term, candidate, everyone) for term in evidence.terms]
+            each = [self._judge_term(term, candidate, everyone) for term in evidence.terms]
             loss = torch.stack(each).sum(dim=0)
             own = next((u.own for u in keeping(evidence)), None)
             if own is not None:
@@ -128,11 +128,11 @@ class Matcher:
                 loss = encoding.pixels / 2 * share.clamp_min(RESOLVED).log()
             for shared in evidence.sums:
                 known = min(len(shared.mean), len(x) * encoding.pixels)
-                share = shared.unexplained(candidate).clamp(RESOLVED, _NEAR)
+                share = shared.share_unexplained(candidate).clamp(RESOLVED, _NEAR)
                 loss = loss + known / 2 * share.log() / len(x)
             return loss + encoding.frame.distance(x, y)
 
-    def _judged(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
+    def _judge_term(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
         evidence, encoding = self.evidence, self.encoding
         if isinstance(term, UploadLikelihood):
             uploads, x, y = term.uploads, candidate.x, candidate.y
@@ -187,15 +187,15 @@ def judge_answer(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
     """Return judged losses [V] of images [V, K, *shape] with labels int64 [V, K].
 
     Images are of the matcher's precision. Losses are infinite where none is finite; see
-    `Matcher.judged`.
+    `Matcher.judge`.
     """
     images = _arrange(matcher, images, labels)
     if keeping(matcher.evidence):
         suit(matcher, images, labels)
-    return matcher.judged(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
+    return matcher.judge(images, labels).nan_to_num(torch.inf, posinf=torch.inf)
 
 
-def unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | None:
+def share_unexplained(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor | None:
     """Squared distance [V] of what was seen from what the images would give, as a share of the
     square of what was seen; None under noise, and where clients kept values to themselves."""
     evidence = matcher.evidence

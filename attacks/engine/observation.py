@@ -472,7 +472,7 @@ class SplitView:
         """Standard deviation of all its noise."""
         return math.sqrt(sum(m.variance for m in self.noises))
 
-    def sent(self, q: Tensor) -> Tensor:
+    def activations_sent(self, q: Tensor) -> Tensor:
         """Activations [B, ...] as they were before noise."""
         for mechanism in self.mechanisms:
             q = mechanism.apply(q)
@@ -483,16 +483,16 @@ class SplitView:
         stages = network.cuts[: network.cuts.index(self.cut) + 1]
         return {n: v for n, v in state.items() if n.startswith(tuple(f"{s}." for s in stages))}
 
-    def made(
+    def make(
         self, network: NetworkView, weights: State, x: Tensor, mode: str | None = None
     ) -> Tensor:
         """Activations before noise of samples x [N, *shape]."""
         mode = mode or self.mode
         q = network.run(weights, x, last=self.cut, mode=mode, buffers=self.buffers)
-        return self.sent(q)
+        return self.activations_sent(q)
 
 
-def smashed_of(release: Release) -> BySample:
+def read_smashed(release: Release) -> BySample:
     """See `Release.by_sample`; empty where no smashed data was seen. Raises NonFiniteError."""
     sent = release.by_sample.get(SMASHED, [])
     for values, present in sent:
@@ -501,8 +501,8 @@ def smashed_of(release: Release) -> BySample:
 
 
 def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
-    """See `SplitView`; None where no smashed data was seen. Raises as `smashed_of`."""
-    sent = smashed_of(release)
+    """See `SplitView`; None where no smashed data was seen. Raises as `read_smashed`."""
+    sent = read_smashed(release)
     if not sent:
         return None
     values, present = sent[0][0].to(device, dtype), sent[0][1].to(device)

@@ -70,7 +70,7 @@ class Orders:
     rng: torch.Generator
 
     @staticmethod
-    def drawn(victims: int, clients: Clients, ctx: Context, *, first: bool, sent: Sent) -> Orders:
+    def draw(victims: int, clients: Clients, ctx: Context, *, first: bool, sent: Sent) -> Orders:
         """Random ones, with the noise that they are for public samples.
 
         clients: The candidates. first: Whether the samples stand as the first epoch used them.
@@ -99,7 +99,7 @@ class Orders:
             guess[:, :samples] = torch.arange(samples, device=ctx.device)
         return Orders(places=guess, samples=samples, batch=batch, std=std, rng=rng)
 
-    def arranged(self, x: Tensor, victims: Tensor) -> Tensor:
+    def arrange(self, x: Tensor, victims: Tensor) -> Tensor:
         """Samples or labels [P, K, ...] of candidates for victims int64 [P], step after step."""
         return _take(x, self.places[victims])
 
@@ -281,7 +281,7 @@ def _component_evidence(release: Release, ctx: Context) -> ComponentEvidence:
     weights = {n: v.double() for n, v in network_weights(release, ctx).items()}
     x = ctx.aux_x[:_PUBLIC_IMAGES].double().to(ctx.device)
     with torch.no_grad():
-        sent = view.made(ctx.network, weights, x, mode="eval")
+        sent = view.make(ctx.network, weights, x, mode="eval")
     public, flat = sent.flatten(1), x.flatten(1)
     count = min(_COMPONENTS, len(x) // 4, flat.shape[1])
     left, _, _ = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
@@ -463,11 +463,11 @@ def _distance(own: State, other: State, view: SplitView, release: Release, ctx: 
 
     def cut(stages: State) -> Tensor:
         received = ctx.defense.receive({**rest, **stages}, const)
-        return view.made(ctx.network, ctx.defense.mean_realize(received, const), public)
+        return view.make(ctx.network, ctx.defense.mean_realize(received, const), public)
 
-    def moved(stages: State) -> dict[str, Tensor]:
+    def move(stages: State) -> dict[str, Tensor]:
         return {n: v.to(ctx.device) for n, v in stages.items()}
 
     with torch.no_grad():
-        away = vmap(cut)(moved(own)) - cut(moved(other))
+        away = vmap(cut)(move(own)) - cut(move(other))
         return float(away.square().mean().sqrt())

@@ -182,7 +182,7 @@ def _noisy_upload(uploads: Uploads) -> NoisyMessages:
     factor = torch.ones_like(uploads.values)
     for one in (uploads.mask(everyone), uploads.sureness(everyone)):
         factor = factor if one is None else factor * one
-    prepared = uploads.prepared(uploads.values, uploads.names)
+    prepared = uploads.prepare(uploads.values, uploads.names)
 
     def misfit(sent: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         loss, slope = prepared[victims].misfit(sent)
@@ -199,7 +199,7 @@ def _noisy_smashed(evidence: Evidence, view: SplitView) -> NoisyMessages:
 
     def send(x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         first = x[:, : clients.training.batch]
-        cut = view.made(clients.network, clients.weights, first.flatten(0, 1))
+        cut = view.make(clients.network, clients.weights, first.flatten(0, 1))
         return cut.reshape(len(x), -1)
 
     def misfit(sent: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:

@@ -114,7 +114,7 @@ def _estimate(release: Release, ctx: Context) -> Release:
     if view is not None:
         drift = Drift(release, ctx, view)
         best = drift.surrogate() if drift.any else None
-        return release if best is None else drift.translated(best)
+        return release if best is None else drift.translate(best)
     if not release.uploads or "variables" in ctx.defense.owns:
         return release
     kept = {n: k.to(ctx.device) for n, k in withheld(release, release.before).items()}
@@ -122,7 +122,7 @@ def _estimate(release: Release, ctx: Context) -> Release:
         return release
     free = {n: k.any(dim=0) for n, k in kept.items()}
     present = {n: v.to(ctx.device) for n, v in release.before.items()}
-    trained = _trained(release, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
+    trained = _train(release, ctx, present, free, {}, {}, steps=STEPS[0], path=False)
     before, centre, scale = dict(release.before), {}, {}
     for name, by_victim in kept.items():
         everyone = by_victim.all(dim=0)
@@ -138,7 +138,7 @@ def _estimate(release: Release, ctx: Context) -> Release:
     return replace(release, before=before, own=own)
 
 
-def _trained(
+def _train(
     release: Release,
     ctx: Context,
     present: State,
@@ -226,13 +226,13 @@ class Drift:
     # --- surrogates -------------------------------------------------------------------------
     def surrogate(self) -> Surrogate | None:
         """The one that explains the activations best, or None if the broadcast stages do."""
-        trained = [self.trained(steps, path=path) for steps in STEPS for path in (True, False)]
+        trained = [self.train(steps, path=path) for steps in STEPS for path in (True, False)]
         tried = [self.around(variables) for variables in (self.start, *trained)]
-        losses = torch.tensor([self._unexplained(one) for one in tried], dtype=torch.float64)
+        losses = torch.tensor([self._best_loss(one) for one in tried], dtype=torch.float64)
         best = int(losses.nan_to_num(math.inf).argmin())
         return tried[best] if best else None
 
-    def trained(self, steps: int, *, path: bool) -> dict[str, Tensor]:
+    def train(self, steps: int, *, path: bool) -> dict[str, Tensor]:
         """Variables after SGD on public data in the withheld coordinates. path: the server's
         layers move from where they began to where they were seen, as they did for the clients,
         or stay there."""
@@ -242,7 +242,7 @@ class Drift:
             if n not in self.kept and n not in self.const and n not in self.broadcast
         }
         free = {n: k.any(dim=0) for n, k in self.kept.items()}
-        return _trained(
+        return _train(
             self.release, self.ctx, self.start, free, first, self.const, steps=steps, path=path
         )
 
@@ -264,11 +264,11 @@ class Drift:
         return Surrogate(variables={n: variables[n] for n in self.kept}, centre=centre, scale=scale)
 
     # --- images and stages ------------------------------------------------------------------
-    def _unexplained(self, one: Surrogate) -> float:
+    def _best_loss(self, one: Surrogate) -> float:
         """Mean loss of the best images under the surrogate as it is."""
         return float(self._fit(replace(one, scale={}), noises=(0.1,))[1].mean())
 
-    def translated(self, one: Surrogate) -> Release:
+    def translate(self, one: Surrogate) -> Release:
         """See `with_private_parts`."""
         release = self.release
         vectors, _ = self._fit(one, noises=_NOISES)
@@ -345,4 +345,4 @@ class Drift:
 
     def _cut(self, stages: State, images: Tensor) -> Tensor:
         """Activations before noise [P, B, ...], every victim's under its own stages."""
-        return vmap(partial(self.view.made, self.network))(stages, images)
+        return vmap(partial(self.view.make, self.network))(stages, images)

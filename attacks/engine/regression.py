@@ -80,7 +80,7 @@ def fit(
     targets = target.view(-1, group, target.shape[1])
     outcomes = y.view(-1, group, y.shape[1])
 
-    def left_out(factor: float, some: Tensor) -> Tensor:
+    def leave_out(factor: float, some: Tensor) -> Tensor:
         inverse = 1 / (values + factor * unit)
         part = blocks[some] * inverse
         rest = targets[some] - part @ ztarget
@@ -90,7 +90,7 @@ def fit(
 
     some = judged.view(-1, group).any(dim=1).nonzero()[:, 0]
     within = judged.view(-1, group)[some].nonzero(as_tuple=True)
-    losses = torch.stack([judge(left_out(factor, some)[within]) for factor in LAMBDAS]).tolist()
+    losses = torch.stack([judge(leave_out(factor, some)[within]) for factor in LAMBDAS]).tolist()
     best = min(range(len(losses)), key=losses.__getitem__)
     inverse = 1 / (values + LAMBDAS[best] * unit)
     if narrow:
@@ -102,7 +102,7 @@ def fit(
         centres=centres,
         weight=weight,
         offsets=offsets,
-        left_out=left_out(LAMBDAS[best], everyone).flatten(0, 1),
+        left_out=leave_out(LAMBDAS[best], everyone).flatten(0, 1),
         loss=losses[best],
     )
 
@@ -239,7 +239,7 @@ def fit_local(
     fits = [PlaceFit(Moments(*(a - b for a, b in zip(total, p, strict=True)))) for p in parts]
     fits.append(PlaceFit(total))
 
-    def left_out(some: Tensor, tried: Sequence[float]) -> Tensor:
+    def leave_out(some: Tensor, tried: Sequence[float]) -> Tensor:
         """Blocks [L, J, h * w, P] of the rows `some` (bool [R]), in their order."""
         where = some.nonzero()[:, 0]
         out = torch.empty(len(tried), len(where), *y.shape[1:], device=x.device)
@@ -249,11 +249,11 @@ def fit_local(
                 out[:, rows] = fitted.predict(look, seen.of(at), turn[at], tried)
         return out
 
-    tried = left_out(judged, factors)
+    tried = leave_out(judged, factors)
     losses = torch.stack([judge(uncut(guess, size, shape)) for guess in tried]).tolist()
     best = [factors[min(range(len(losses)), key=losses.__getitem__)]]
     upright = torch.zeros(len(victims), dtype=torch.int64, device=x.device)
-    everyone = left_out(torch.ones_like(judged), best)[0]
+    everyone = leave_out(torch.ones_like(judged), best)[0]
     predicted = fits[-1].predict(look, victims, upright, best)[0]
     return uncut(everyone, size, shape), uncut(predicted, size, shape), min(losses)
 

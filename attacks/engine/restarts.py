@@ -64,13 +64,13 @@ class Labels:
     hold: bool = False
     notes: tuple[str, ...] = ()
 
-    def held(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
+    def fixed_labels(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
         """Labels [P, K] that the starts `turn` [P] of the victims `chosen` [P] hold fixed."""
         if self.fixed is not None:
             return self.fixed[chosen]
-        return self.guessed(chosen, turn) if self.hold else None
+        return self.guess(chosen, turn) if self.hold else None
 
-    def guessed(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
+    def guess(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
         """Guessed labels [P, 1] of the starts, or None."""
         if self.ranking is None:
             return None
@@ -107,7 +107,7 @@ class Problems:
         again = torch.stack([self.draws[i].again() for i in rows.tolist()]).to(self.start)
         return torch.cat([again, self.start[rows, again.shape[1] :]], dim=1)
 
-    def optimised(self, optimiser: Optimiser, solution: Solution) -> tuple[Tensor, Tensor]:
+    def optimise(self, optimiser: Optimiser, solution: Solution) -> tuple[Tensor, Tensor]:
         """Vectors [P, N] and losses [P]; what it cost is added to the solution."""
         minima: list[Minimum] = []
         everyone = torch.arange(len(self.start), device=self.start.device)
@@ -225,8 +225,8 @@ def _play(
     encoding, device = wave.matcher.encoding, who.device
     chosen = who.repeat_interleave(wave.count)
     turn = torch.arange(wave.count, device=device).repeat(len(who))
-    held = known.held(chosen, turn)
-    guess = known.guessed(chosen, turn)
+    held = known.fixed_labels(chosen, turn)
+    guess = known.guess(chosen, turn)
     if wave.start == "answer":
         held = None if held is None else solution.labels[chosen]
         guess = solution.labels[chosen]
@@ -259,12 +259,12 @@ def _play(
         draws=draws,
     )
     for look, kept in wave.looks:
-        vectors, loss = problems.optimised(look, solution)
+        vectors, loss = problems.optimise(look, solution)
         loss = loss.view(len(who), -1)
         best = loss.argsort(dim=1, stable=True)[:, :kept].sort(dim=1)
         first = torch.arange(len(who), device=device)[:, None] * loss.shape[1]
         problems = replace(problems, start=vectors).some((first + best.values).flatten())
-    x, loss = problems.optimised(wave.optimiser, solution)
+    x, loss = problems.optimise(wave.optimiser, solution)
     held = problems.held
     labels = encoding.labels_in(x).argmax(dim=-1) if held is None else held
     solution.take(problems.victims, loss, encoding.images(x, held), labels)

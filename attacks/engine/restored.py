@@ -129,7 +129,7 @@ def _undo_clip(
     which counts are nearly whole; each one found tells the embeddings better, and so the next.
     """
     restored = restore(head, counting)
-    clipped = _clipped(release)
+    clipped = _was_clipped(release)
     if not bool(clipped.any()):
         return head, restored
     factors = torch.ones_like(restored.doubt)
@@ -138,9 +138,9 @@ def _undo_clip(
         if not bool(short.any()):
             break
         tried = factors.clone()
-        tried[short] *= fitting_lengths(head.scaled(factors).victims(short), counting)
+        tried[short] *= fitting_lengths(head.scale(factors).victims(short), counting)
         tried = tried.clamp_min(1.0)  # a clip never lengthens
-        again = restore(head.scaled(tried), counting)
+        again = restore(head.scale(tried), counting)
         better = short & (again.doubt < restored.doubt)
         factors = torch.where(short, tried, factors)
         restored = Restored(
@@ -149,10 +149,10 @@ def _undo_clip(
                 for n, v in vars(restored).items()
             }
         )
-    return head.scaled(factors), restored
+    return head.scale(factors), restored
 
 
-def _clipped(release: Release) -> Tensor:
+def _was_clipped(release: Release) -> Tensor:
     """bool [V]: victims whose upload a clip shortened, on which nothing else acted: it is as long
     as the clip lets it be."""
     mechanisms = release.acting

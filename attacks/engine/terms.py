@@ -97,7 +97,7 @@ class Uploads:
     orders: Orders | None = None
     unexplained: Tensor | None = None
 
-    def sent(
+    def simulate(
         self, x: Tensor, y: Tensor, victims: Tensor | None = None, own: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Uploads [P, ...] before noise in the observation's kind, for the names observed.
@@ -111,12 +111,12 @@ class Uploads:
             own: See `Candidate`.
         """
         if self.orders is not None and victims is not None:
-            x, y = self.orders.arranged(x, victims), self.orders.arranged(y, victims)
-        return self._sent(x, y, victims, own)
+            x, y = self.orders.arrange(x, victims), self.orders.arrange(y, victims)
+        return self._simulate(x, y, victims, own)
 
     def vector(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
-        """As `sent`, [P, D]."""
-        return as_vector(self.sent(x, y, victims, own), self.names)
+        """As `simulate`, [P, D]."""
+        return as_vector(self.simulate(x, y, victims, own), self.names)
 
     def moves(self, victims: Tensor | None, own: Tensor | None = None) -> State | None:
         """From what was received to where the victims started [P, ...], or None; own: see
@@ -130,16 +130,16 @@ class Uploads:
     def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
         nothing was seen."""
-        return as_vector(self._sent(x, y, victims), self.names) * self.mask(victims)
+        return as_vector(self._simulate(x, y, victims), self.names) * self.mask(victims)
 
-    def _sent(
+    def _simulate(
         self, x: Tensor, y: Tensor, victims: Tensor | None, own: Tensor | None = None
     ) -> dict[str, Tensor]:
         if self.returned is not None and victims is not None:
             gradient = self.returned(x, y, victims)
         else:
             apart = self.clients.apart(x, y, bool(self.clips))
-            gradient = self.clients.computed(*apart, self.moves(victims, own))
+            gradient = self.clients.compute(*apart, self.moves(victims, own))
         if self.clips:
             each = len(next(iter(gradient.values()))) // len(x)  # clients of a candidate
             shown = {
@@ -149,8 +149,8 @@ class Uploads:
                 for n, p in self.observation.present.items()
             }
             for clip in self.clips:
-                gradient = self.clients.applied(gradient, clip, shown)
-        gradient = self.clients.joined(gradient, len(x))
+                gradient = self.clients.apply(gradient, clip, shown)
+        gradient = self.clients.join(gradient, len(x))
         return self.clients.as_sent({n: gradient[n] for n in self.names}, self.observation.kind)
 
     @property
@@ -158,7 +158,7 @@ class Uploads:
         """Of the tensors observed."""
         return list(self.observation.values)
 
-    def prepared(self, values: Tensor, names: Sequence[str], heat: float = 0.0) -> Prepared:
+    def prepare(self, values: Tensor, names: Sequence[str], heat: float = 0.0) -> Prepared:
         """Observed values [V, ...] of the tensors `names` as the law compares them."""
         compares = self.law or self.bounds
         if compares is None:
@@ -202,14 +202,14 @@ class Uploads:
             variance = variance + self.law.variance
         return variance if self.orders is None else variance + self.orders.std.square()
 
-    def missed(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
+    def misfit(self, x: Tensor, y: Tensor, victims: Tensor, own: Tensor | None = None) -> Tensor:
         """Mean square [P] of what candidates for the victims int64 [P] leave unexplained, in the
         coordinates that were seen; own: see `Candidate`."""
         sent = self.vector(x, y, victims, own)
         if self.bounds is None:
             square = (sent - self.values[victims]).square()
         else:
-            square, _ = self.prepared(self.values, self.names)[victims].misfit(sent)
+            square, _ = self.prepare(self.values, self.names)[victims].misfit(sent)
         return (square * self.mask(victims)).sum(dim=1) / self.sizes[victims].clamp_min(1)
 
     @cached_property
@@ -225,7 +225,7 @@ class Uploads:
         Where no candidate explains the upload within the known noise, one that leaves less is
         better, but not by that noise's measure.
         """
-        missed, known = self.missed(x, y, victims, own), self.known[victims]
+        missed, known = self.misfit(x, y, victims, own), self.known[victims]
         variance = torch.maximum(missed, known).clamp_min(_TINY)
         return self.sizes[victims] / 2 * (missed / variance + variance.log())
 
@@ -250,7 +250,7 @@ class Uploads:
             return pixels / 2 * share.clamp_min(RESOLVED).log()
         each = []
         for heat in _HEATS:
-            loss, _ = self.prepared(self.values, self.names, heat)[victims].misfit(sent)
+            loss, _ = self.prepare(self.values, self.names, heat)[victims].misfit(sent)
             each.append((loss * self.mask(victims)).sum(dim=1))
         return torch.stack(each).amin(dim=0)
 
@@ -266,7 +266,7 @@ class UploadLikelihood:
     def __init__(self, uploads: Uploads) -> None:
         self.uploads = uploads
         self.prepared = lru_cache(maxsize=2)(
-            lambda heat: uploads.prepared(uploads.values, uploads.names, heat)
+            lambda heat: uploads.prepare(uploads.values, uploads.names, heat)
         )
 
     def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
@@ -313,14 +313,14 @@ class UploadSum:
     covers: Mapping[str, Tensor]
     mean: Tensor
 
-    def sent(self, candidate: Candidate) -> Tensor:
+    def simulate(self, candidate: Candidate) -> Tensor:
         """Updates of candidates there, [P, M]."""
         x, y, orders = candidate.x, candidate.y, self.uploads.orders
         everyone = torch.arange(len(self.uploads.values), device=x.device)
         victims = everyone.repeat(len(x) // len(everyone))
         if orders is not None:
-            x, y = orders.arranged(x, victims), orders.arranged(y, victims)
-        gradient = self.uploads.clients.computed(x, y, self.uploads.moves(victims, candidate.own))
+            x, y = orders.arrange(x, victims), orders.arrange(y, victims)
+        gradient = self.uploads.clients.compute(x, y, self.uploads.moves(victims, candidate.own))
         sent = self.uploads.clients.as_sent({n: gradient[n] for n in self.covers}, "update")
         return torch.cat([sent[n][:, c] for n, c in self.covers.items()], dim=1)
 
@@ -330,9 +330,9 @@ class UploadSum:
         seen of single uploads is as exact."""
         return self.uploads.law is not None
 
-    def unexplained(self, candidate: Candidate) -> Tensor:
+    def share_unexplained(self, candidate: Candidate) -> Tensor:
         """Share of the mean's square that one candidate for every victim leaves open, a scalar."""
-        rest = self.sent(candidate).mean(dim=0) - self.mean
+        rest = self.simulate(candidate).mean(dim=0) - self.mean
         return rest.square().sum() / self.mean.square().sum().clamp_min(_TINY)
 
     def __call__(self, candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
@@ -342,7 +342,7 @@ class UploadSum:
             precision = 1 / (2 * max(std, _TINY) ** 2)
         else:  # as gradients, of which the uploads' squared distances are
             precision = count / self.uploads.clients.step**2
-        mean = self.sent(candidate).unflatten(0, (-1, count)).mean(dim=1)
+        mean = self.simulate(candidate).unflatten(0, (-1, count)).mean(dim=1)
         rest = mean.detach() - self.mean
         loss = precision * rest.square().sum(dim=1) / count  # every victim's share
         return Misfit(loss.repeat_interleave(count), mean, 2 * precision * rest)
@@ -354,12 +354,12 @@ Law = Callable[[Tensor, float, Tensor], tuple[Tensor, Tensor]]
 single activations."""
 
 
-def smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
+def build_smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
     """The first step's smashed data, as P candidates would have made it under the mean weights."""
 
     def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         first = candidate.x[:, : clients.training.batch]
-        cut = view.made(clients.network, clients.weights, first.flatten(0, 1))
+        cut = view.make(clients.network, clients.weights, first.flatten(0, 1))
         cut = cut.unflatten(0, first.shape[:2])
         both = law(victims, heat, cut.detach())
         loss, slope = (torch.where(view.present[victims], t, 0.0) for t in both)

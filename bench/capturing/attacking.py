@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench import models
-from bench.capturing.explaining import unexplained
+from bench.capturing.explaining import explain_difference
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.data.partition import Dealing
 from bench.errors import UserError
@@ -209,7 +209,9 @@ def attack_view(
     defense = registry.defense(known["name"], known["settings"])
     unlike, results = None, []
     if view.truth is not None and str(view.seen.known.get("threat")).startswith("captured"):
-        unlike = unexplained(view.seen, view.truth, network=network, defense=defense, device=device)
+        unlike = explain_difference(
+            view.seen, view.truth, network=network, defense=defense, device=device
+        )
     place = (view.name, device, str(id(view)))
     shared = SharedWork(observation=place, seed=seed, stream=("view", view.name))
     for number, (name, attack) in enumerate(attacks.items()):
@@ -287,7 +289,7 @@ def _network(view: Captured, model: str | nn.Module | None) -> Network:
         settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
     elif model is not None:
         name = model
-    elif models.is_handed(name) and models.held(name) is None:
+    elif models.is_handed(name) and models.get_held(name) is None:
         raise UserError(
             "the view was captured without `named`, so its file does not say what makes the "
             "network: give --model FILE.py:Net, in Python model=."

@@ -22,7 +22,7 @@ SPREADS, SHARE = 5.0, 0.01
 before it counts as another training's."""
 
 
-def unexplained(
+def explain_difference(
     seen: Seen, truth: Truth, *, network: Network, defense: Defense, device: str = "cpu"
 ) -> str | None:
     """Say how uploads differ from those of the declared training on the true samples.

@@ -52,14 +52,14 @@ def noised_by(
             Gaussian(sensitivity=2 * clip, std=float(noise) * clip, unit="record", count=int(steps))
             for noise, _, steps in history
         ],
-        claimed=_claimed_epsilon(accountant, delta) if accountant is not None and history else None,
+        claimed=_claim_epsilon(accountant, delta) if accountant is not None and history else None,
         unit="record (added or removed)",
         delta=delta,
         divisor=float(optimizer.expected_batch_size) if whole else 1.0,
     )
 
 
-def _claimed_epsilon(accountant: IAccountant, delta: float) -> float:
+def _claim_epsilon(accountant: IAccountant, delta: float) -> float:
     """Return epsilon by the accountant, which without noise ends in an error of its own."""
     noiseless = any(float(noise) == 0 for noise, _, _ in accountant.history)
     return math.inf if noiseless else float(accountant.get_epsilon(delta))

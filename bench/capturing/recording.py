@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bench import models
-from bench.capturing.explaining import unexplained
+from bench.capturing.explaining import explain_difference
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.events import Event, Round
@@ -154,7 +154,7 @@ class Capture:
                     "normalisations in training; named and model_settings must make the same model."
                 )
             self._described = network.describe()
-        own = models.held(handed)
+        own = models.get_held(handed)
         assert own is not None
         values = dict(own.named_parameters())
         self._before = {
@@ -359,7 +359,7 @@ class Capture:
         )
         if truth is None:
             return
-        cause = unexplained(self._seen, truth, network=self.network, defense=self._defense)
+        cause = explain_difference(self._seen, truth, network=self.network, defense=self._defense)
         if cause is not None:
             warnings.warn(cause, stacklevel=3)
 

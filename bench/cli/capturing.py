@@ -250,14 +250,14 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     from bench.capturing.attacking import choose_answers, least_leak_of
     from bench.contract.messages import UPLOAD_KINDS
     from bench.metrics.named import METRICS
-    from bench.names import counted
+    from bench.names import count_of
     from bench.report.columns import figure
 
     victims, samples = len(view.seen.clients), int(view.seen.known["samples"])
-    each = f"{counted(samples, 'sample')}{' each' if victims > 1 else ''}"
+    each = f"{count_of(samples, 'sample')}{' each' if victims > 1 else ''}"
     kind = " and ".join(sorted({m.kind for m in view.seen.messages if m.kind in UPLOAD_KINDS}))
     shape = "x".join(map(str, view.seen.network["shape"]))
-    options.say(f"{view.name}: {counted(victims, 'client')}, {each} of {shape}, sent as {kind}")
+    options.say(f"{view.name}: {count_of(victims, 'client')}, {each} of {shape}, sent as {kind}")
     table = options.open_table()
     table.add_column("attack")
     values = {result.attack: result.means() for result in attacked}

@@ -183,7 +183,7 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def planned(
+def plan_suite(
     suite: str,
     only: list[str] | None,
     overrides: list[str] | None,
@@ -197,7 +197,7 @@ def planned(
 
     chosen = suites.read_suite(suite, overrides or ())
     announce(f for f in (models.file_of(task.model) for task in chosen.tasks) if f)
-    return launch.planned(chosen, suites.parse_pairs(only or (), "--only"), env, shard)
+    return launch.plan_suite(chosen, suites.parse_pairs(only or (), "--only"), env, shard)
 
 
 def registry_of(plugins: list[Path] | None) -> Registry:

@@ -47,7 +47,7 @@ def plan(
         # A plan for a device that this machine lacks, say on a cluster's login node, is fine.
         env = options.choose_environment(device, data_dir, download, plugin, here=device == "auto")
         part = options.shard_of(shard)
-        planned, keys = options.planned(suite, only, set_, env, part)
+        planned, keys = options.plan_suite(suite, only, set_, env, part)
         store = launch.store_of(planned, out, part)
         workers = launch.default_workers(env.device) if jobs is None else jobs
         report = forecast(planned, keys, store, costs or (), workers)

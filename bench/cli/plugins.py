@@ -52,7 +52,7 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     import inspect
 
     from bench import data, models, suite
-    from bench.extensions import BrokenImport, installed, origin_of
+    from bench.extensions import BrokenImport, list_installed, origin_of
     from bench.names import MODELS
     from bench.registry import discover
 
@@ -97,9 +97,9 @@ def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
         "datasets": datasets
         + [describe(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
         "models": [describe(n, f) for n, f in models.BUILDERS.items()]
-        + [entry(n, origin_of(p)) for n, p in installed(MODELS).items()]
+        + [entry(n, origin_of(p)) for n, p in list_installed(MODELS).items()]
         + [entry(n, text) for n, text in models.OWN.items()],
-        "suites": [entry(n, suite.read_suite(n).description) for n in suite.shipped()],
+        "suites": [entry(n, suite.read_suite(n).description) for n in suite.list_shipped()],
     }
 
 

@@ -75,12 +75,12 @@ def compare(
 
 
 def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
-    from bench.report.columns import supported
+    from bench.report.columns import format_supported
 
     difference = pair.difference
     for name, row in (("first", pair.first), ("second", pair.second)):
         assert row.leak_interval is not None  # it is compared
-        yield name, f"{row.setting}: leakage {supported(row.leak_interval, row.seeds)}"
+        yield name, f"{row.setting}: leakage {format_supported(row.leak_interval, row.seeds)}"
     seeds, victims = len(difference.seed_means), difference.victims
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"

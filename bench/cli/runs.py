@@ -66,12 +66,12 @@ def tune(
         folder = Path("leakbench-runs") / f"{original.name}-tune"
 
         def play(changed: Suite) -> Sequence[Row]:
-            carry_out_here(*launch.planned(changed, {}, env), folder, jobs)
+            carry_out_here(*launch.plan_suite(changed, {}, env), folder, jobs)
             return leaderboard.rows(folder)
 
         registry = registry_for(env.plugins)
         searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
-        text = tuning.tuned_text(suites.suite_text(suite)[0], original, searches, losses, registry)
+        text = tuning.write_tuned(suites.suite_text(suite)[0], original, searches, losses, registry)
         options.write_out(target, text)
         options.console.print()
         options.console.print(_table(searches, losses))
@@ -145,7 +145,7 @@ def sweep(
         env = options.choose_environment(device, data_dir, download, plugin)
         # All are checked before the first is run.
         plans = {
-            text: options.planned(suite, only, [*(set_ or ()), f"{key}={text}"], env)
+            text: options.plan_suite(suite, only, [*(set_ or ()), f"{key}={text}"], env)
             for text in texts
         }
         name = next(iter(plans.values()))[0].suite.name
@@ -204,7 +204,7 @@ def run(
             start_server()
         env = options.choose_environment(device, data_dir, download, plugin)
         part = options.shard_of(shard)
-        plan, keys = options.planned(suite, only, set_, env, part)
+        plan, keys = options.plan_suite(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
         store.prepare()
         executor = launch.local(plan, env, workers=jobs)
@@ -235,7 +235,7 @@ def carry_out(
                 keys,
                 executor=executor,
                 fresh=fresh,
-                command=recorded(sys.argv[1:]),
+                command=quote_command(sys.argv[1:]),
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
@@ -266,7 +266,7 @@ def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Re
     return carry_out(plan, keys, store, executor, show=False)
 
 
-def recorded(arguments: list[str]) -> list[str]:
+def quote_command(arguments: list[str]) -> list[str]:
     """The command as a reader would repeat it."""
     kept = []
     skip = False

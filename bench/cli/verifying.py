@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.names import counted
+from bench.names import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,17 +91,17 @@ def verify(
         )
         off = [c for c in again if c.verdict == "differs"]
         tell(
-            f"{counted(len(again), 'figure')} computed again from facts of trainings and stored "
+            f"{count_of(len(again), 'figure')} computed again from facts of trainings and stored "
             f"reconstructions: {f'{len(off)} not as recorded' if off else 'all as recorded'}."
         )
         marks = [] if opened.submission is None else marks_of(folder)
         for mark in marks:
             tell(f"Mark: {mark}", style="yellow")
         tell(
-            f"Sample of {counted(len(cells), 'cell')} out of "
+            f"Sample of {count_of(len(cells), 'cell')} out of "
             f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
-            f"{counted(len(staged.trainings_of(cells)), 'training')} and "
-            f"{counted(len(cells), 'attack')}."
+            f"{count_of(len(staged.trainings_of(cells)), 'training')} and "
+            f"{count_of(len(cells), 'attack')}."
         )
         # Drawn whole, a training is one line here and below, with all attacks on it.
         of_training = {label_of(c.job): label_of(c.job.train) for c in cells}
@@ -116,7 +116,7 @@ def verify(
             tell("Nothing was run.")
             raise typer.Exit(2)
 
-        def ended(text: str) -> None:
+        def report_end(text: str) -> None:
             if text.partition(": ")[2] not in lines:
                 tell(f"  {text}", style="dim")
 
@@ -128,7 +128,7 @@ def verify(
             tolerance=tolerance,
             workers=jobs,
             timeout_s=timeout,
-            tell=ended,
+            tell=report_end,
         )
     comparisons = [*off, *outcome.comparisons]
     verdicts = Counter(c.verdict for c in comparisons)
@@ -175,20 +175,20 @@ def _show_facts(facts: Mapping[str, Any], figures: int) -> None:
     )
     if same and near:
         options.say(
-            f"Note: {counted(near, 'figure')} not bit-equal although versions, device and "
+            f"Note: {count_of(near, 'figure')} not bit-equal although versions, device and "
             "code are the same. Another kind of processor, a GPU or, of bytes, fresh ciphertexts "
             "explain that; otherwise ask how the figures were made."
         )
     if bare:
         options.say(
-            f"Note: {bare} of {counted(cells, 'sampled cell')} gave no figures to "
+            f"Note: {bare} of {count_of(cells, 'sampled cell')} gave no figures to "
             "compare, only a status; a larger --sample compares more."
         )
     if facts["end"]:
         options.say(facts["end"], style="bold red")
         options.say("Not verified.")
     elif facts["differing"]:
-        options.say(f"{facts['differing']} of {counted(figures, 'figure')} differ.")
+        options.say(f"{facts['differing']} of {count_of(figures, 'figure')} differ.")
     elif not facts["passed"]:
         options.say(
             "Nothing differs, but no score was compared: nothing is verified but the statuses."

@@ -109,7 +109,7 @@ def union(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, 
     return {k: v for answer in _answers(members, hook, arguments) for k, v in answer.items()}
 
 
-def prefixed(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+def prefix_answers(members: Members, hook: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """All members' answers by name, each with its member's before it."""
     return {
         f"{name}.{key}": value
@@ -188,7 +188,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook("public_plans", "known", "everybody", client_by_client, returns.plans),
     Hook("guarantee", "proven", "everybody", events, returns.all_of(Event)),
     Hook("claim", "proven", "everybody", owner, returns.claim),
-    Hook("constants", "proven", "everybody", prefixed, returns.constants),
+    Hook("constants", "proven", "everybody", prefix_answers, returns.constants),
 )
 """In the order of `Defense`."""
 BY_NAME: Mapping[str, Hook] = {hook.name: hook for hook in HOOKS}

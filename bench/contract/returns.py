@@ -43,7 +43,7 @@ def _each(container: Any, kinds: type | tuple[type, ...], result: Any) -> bool:
     return isinstance(result, container) and all(isinstance(entry, kinds) for entry in result)
 
 
-def _named(kinds: type | tuple[type, ...], result: Any) -> bool:
+def _names_kinds(kinds: type | tuple[type, ...], result: Any) -> bool:
     return _each(Mapping, str, result) and all(isinstance(v, kinds) for v in result.values())
 
 
@@ -57,8 +57,8 @@ def all_of(kind: type) -> Check:
     return _expecting(f"a tuple of {kind.__name__}", partial(_each, tuple, kind))
 
 
-parties = _expecting("parties (bench.api.Party) by name", partial(_named, Party))
-constants = _expecting("numbers or texts by name", partial(_named, (int, float, str)))
+parties = _expecting("parties (bench.api.Party) by name", partial(_names_kinds, Party))
+constants = _expecting("numbers or texts by name", partial(_names_kinds, (int, float, str)))
 nothing = _expecting("None", lambda result: result is None)
 plans = _expecting("a sequence of plans", partial(_each, Sequence, Mapping))
 
@@ -81,7 +81,7 @@ def claim(_: tuple[Any, ...], result: Any) -> Problem:
 
 # --- tensors by name ------------------------------------------------------------------------------
 
-_tensors_by_name = _expecting("tensors by name", partial(_named, Tensor))
+_tensors_by_name = _expecting("tensors by name", partial(_names_kinds, Tensor))
 
 
 def _state(result: Any, like: Mapping[str, Tensor] | None, what: str = "a state") -> Problem:
@@ -215,11 +215,11 @@ def upload(arguments: tuple[Any, ...], result: Any) -> Problem:
     """The answer is messages whose headers, names and shapes the server can use."""
     messages, local, client = arguments
     return _messages(client.id, result) or _first(
-        _uploaded(message, messages[0], local) for message in result
+        _check_upload(message, messages[0], local) for message in result
     )
 
 
-def _uploaded(message: Message, given: Message, local: Any) -> Problem:
+def _check_upload(message: Message, given: Message, local: Any) -> Problem:
     is_upload = message.kind in UPLOAD_KINDS
     if is_upload:
         if message.local_steps != local.steps or message.round != given.round:
@@ -230,10 +230,10 @@ def _uploaded(message: Message, given: Message, local: Any) -> Problem:
     return _first(
         _part(f"the part '{name}'", part, like=local.broadcast[name] if is_upload else None)
         for name, part in message.parts.items()
-    ) or _sealed(message)
+    ) or _check_sealed(message)
 
 
-def _sealed(message: Message) -> Problem:
+def _check_sealed(message: Message) -> Problem:
     for name, sealed in message.sealed.items():
         if not isinstance(sealed, Sealed) or sealed.covers.dtype != torch.bool:
             return f"returned a sealed '{name}' whose `covers` is no bool tensor"

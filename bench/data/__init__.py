@@ -21,7 +21,7 @@ from bench.data.dataset import (
     Dataset,
     carve,
     carve_clients,
-    checked,
+    check_dataset,
     data_folder,
     from_arrays,
     from_features,
@@ -29,8 +29,8 @@ from bench.data.dataset import (
     validation_part,
 )
 from bench.errors import UserError
-from bench.extensions import BrokenImport, installed, load_entry_point, origin_of
-from bench.foreign import contained, in_one_line
+from bench.extensions import BrokenImport, list_installed, load_entry_point, origin_of
+from bench.foreign import contain, in_one_line
 from bench.names import DATASETS, did_you_mean
 
 Loader = Callable[..., Dataset]
@@ -50,7 +50,7 @@ PATH_LOADERS: Mapping[str, Loader] = {"folder": files.folder, "npz": files.npz}
 def foreign() -> dict[str, EntryPoint]:
     """Data sets of installed packages by name; one of leakbench's own goes before one of its
     name."""
-    return installed(DATASETS)
+    return list_installed(DATASETS)
 
 
 def foreign_loader(point: EntryPoint) -> Loader:
@@ -128,7 +128,7 @@ def load_dataset(
     own = check_arguments(loader, settings, what=f"dataset {name}", supplied=tuple(supplied))
     what = f"dataset {name}" if point is None else _describe(point)
     try:
-        with contained():
+        with contain():
             loaded = loader(**supplied, **own)
     except UserError:
         raise
@@ -136,7 +136,7 @@ def load_dataset(
         if point is None:
             raise
         raise UserError(f"{what} cannot be loaded: {in_one_line(error)}") from error
-    dataset = checked(loaded, what=what)
+    dataset = check_dataset(loaded, what=what)
     return validation_part(dataset, seed) if validation else dataset
 
 

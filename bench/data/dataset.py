@@ -68,7 +68,7 @@ class Dataset:
         return len(self.class_names)
 
 
-def checked(data: object, *, what: str) -> Dataset:
+def check_dataset(data: object, *, what: str) -> Dataset:
     """The data set itself, which is as `Dataset` says.
 
     Args:
@@ -244,7 +244,7 @@ def from_features(
     for first, last in categorical:
         numeric[first:last] = False
     mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
-    with np.errstate(all="ignore"):  # what overflows is found by `checked`
+    with np.errstate(all="ignore"):  # what overflows is found by `check_dataset`
         parts = [
             (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
             for x, y in (train, test, aux)

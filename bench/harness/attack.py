@@ -22,7 +22,7 @@ from bench.harness.cascade import Earlier, is_separable, of_victims, spare
 from bench.harness.environment import not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
-from bench.metrics.answers import answer_of, checked, tensors_of
+from bench.metrics.answers import answer_of, tensors_of, validate_answer
 from bench.protocols.export import PUBLIC, load_seen, save_tensors
 from bench.records import (
     AttackJob,
@@ -186,16 +186,16 @@ def _attack_view(
         )
         return rehearsals.context(public, budget=budget, shared=shared)
 
-    def answered(attack: Attack, seen: Seen, budget: int) -> Reconstruction:
+    def run_once(attack: Attack, seen: Seen, budget: int) -> Reconstruction:
         """One run of the attack; every run of a cell makes the same draws, so starts are paired."""
         answer = attack.run(seen, context(seen, budget, shared))
         if not isinstance(answer, Reconstruction):
             raise TypeError(
                 f"attack '{cell.attack}' must return a Reconstruction, got {type(answer).__name__}."
             )
-        return checked(answer, shape, classes)
+        return validate_answer(answer, shape, classes)
 
-    answer = answered(attack, seen, cell.budget) if left else Reconstruction()
+    answer = run_once(attack, seen, cell.budget) if left else Reconstruction()
     seconds = time.perf_counter() - began
     ctx = context(everything, budget=0)
     losses = judge().losses(everything, ctx, answer) if left else torch.empty(0)
@@ -211,7 +211,7 @@ def _attack_view(
         anew = plugins.attack(cell.attack, cell.settings)
         loaded = load_seen(place, most_bytes=RELEASES_BYTES)
         seen_anew = _restrict(anew, of_victims(loaded, left) if spared.by else loaded)
-        again = answered(anew, seen_anew, 2 * cell.budget)
+        again = run_once(anew, seen_anew, 2 * cell.budget)
         doubled = DoubledRun(
             budget=2 * cell.budget,
             values={},
@@ -240,7 +240,7 @@ def _attack_view(
         values={},
         floors={},
         loss=None if answer.loss is None or spared.by else [float(v) for v in answer.loss],
-        judged=spared.judged(None if losses is None else losses.tolist()),
+        judged=spared.judge(None if losses is None else losses.tolist()),
         gradient_evaluations=int(answer.evaluations),
         notes=tuple(notes),
         device=env.device,

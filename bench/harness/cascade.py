@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import UPLOAD_KINDS
-from bench.metrics.answers import merged
+from bench.metrics.answers import merge
 
 EXPLAINED = 1e-6
 """Share of what was seen, squared, that an answer as good as the image leaves unexplained at
@@ -57,9 +57,9 @@ class Spared:
 
     def whole(self, own: Reconstruction) -> Reconstruction:
         """Return the answer about all victims, from the one about those that were attacked."""
-        return merged({v: e.answer for v, e in self.by.items()}, own)
+        return merge({v: e.answer for v, e in self.by.items()}, own)
 
-    def judged(self, own: Sequence[float] | None) -> list[float] | None:
+    def judge(self, own: Sequence[float] | None) -> list[float] | None:
         """Return the likelihood losses of all victims; None where one is unknown."""
         if own is None or any(e.judged is None for e in self.by.values()):
             return None

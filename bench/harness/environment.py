@@ -54,7 +54,7 @@ def registry_for(
     return registry.discover(files, needed)
 
 
-def needed_by(job: TrainJob | AttackJob) -> frozenset[tuple[PluginKind, str]]:
+def plugins_of(job: TrainJob | AttackJob) -> frozenset[tuple[PluginKind, str]]:
     """Return the kind and name of the plugins that a training or an attack runs."""
     train = job if isinstance(job, TrainJob) else job.train
     plugins: set[tuple[PluginKind, str]] = {("defense", n) for n in train.defense.split("+")}
@@ -86,7 +86,7 @@ def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
     )
 
 
-def needed_samples(job: TrainJob) -> int:
+def samples_for_threats(job: TrainJob) -> int:
     """Samples that each client needs for the rounds that threats play on a fork."""
     return max((t.batch * t.local_steps for t in job.threats), default=1)
 
@@ -101,7 +101,7 @@ def shares_of(job: TrainJob, dataset: Dataset) -> list[np.ndarray]:
 def dealing_of(job: TrainJob) -> Dealing:
     """Return how a training deals samples to its clients."""
     protocol = job.protocol
-    least = needed_samples(job)
+    least = samples_for_threats(job)
     if protocol.local_steps and any(t.recorded for t in job.threats):
         least = max(least, protocol.batch * protocol.local_steps)
     return Dealing(

@@ -81,7 +81,7 @@ def threat_size(job: AttackJob) -> float:
     return float(threat.victims * threat.batch * threat.local_steps * threat.rounds)
 
 
-def finished(folder: Path) -> dict[str, Cost | None]:
+def read_finished(folder: Path) -> dict[str, Cost | None]:
     """Return the cache keys of a result folder's finished jobs, or a published one's, and their
     costs.
 
@@ -139,7 +139,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def shipped() -> list[Cost]:
+def read_shipped() -> list[Cost]:
     """Return the costs that come with leakbench; `costs.json` says where and how they were
     measured."""
     data = json.loads((files("bench.harness") / "costs.json").read_text(encoding="utf-8"))
@@ -214,8 +214,8 @@ def forecast(
     Estimates prefer the store's own records, then those of `folders`, then the costs that leakbench
     ships. Raises UserError for a folder without records.
     """
-    own, suite = finished(store.folder), plan.suite
-    costs = Costs([own.values(), *map(_read_costs, folders), shipped()], keys.env)
+    own, suite = read_finished(store.folder), plan.suite
+    costs = Costs([own.values(), *map(_read_costs, folders), read_shipped()], keys.env)
     kind = keys.env.device.split(":")[0]
     jobs = defaultdict[int, list[_Job]](list)
     for training, attacks in plan.by_training().items():
@@ -245,7 +245,7 @@ def forecast(
 
 
 def _read_costs(folder: Path) -> Iterable[Cost | None]:
-    costs = finished(folder)
+    costs = read_finished(folder)
     if not costs:
         raise UserError(f"{folder} holds no records: give --costs a result folder.")
     return costs.values()

@@ -46,18 +46,18 @@ class Code:
     @cached_property
     def training(self) -> str:
         """Hash of the code that trains, observes and accounts for privacy in leakbench itself."""
-        return _hash(self._sources.reached(TRAINING))
+        return _hash(self._sources.reach(TRAINING))
 
     @cached_property
     def attacking(self) -> str:
         """Hash of the code that attacks an observation and judges the answer in leakbench."""
-        judging = self._sources.reached(type(judge()).__module__)
-        return _hash({**self._sources.reached(ATTACKING), **judging})
+        judging = self._sources.reach(type(judge()).__module__)
+        return _hash({**self._sources.reach(ATTACKING), **judging})
 
     @cached_property
     def scoring(self) -> str:
         """Hash of the code that scores answers."""
-        return _hash(self._sources.reached(SCORING))
+        return _hash(self._sources.reach(SCORING))
 
     def plugin(self, kind: PluginKind, name: str) -> str:
         """Hash a plugin, `a+b` too, with all that it reaches by imports, leakbench's toolkit too.
@@ -66,7 +66,7 @@ class Code:
             UserError: If there is no such plugin.
         """
         if (kind, name) not in self._plugins:
-            parts = [_hash(self._reached(kind, part)) for part in name.split("+")]
+            parts = [_hash(self._reach(kind, part)) for part in name.split("+")]
             self._plugins[kind, name] = "+".join(parts)
         return self._plugins[kind, name]
 
@@ -89,7 +89,7 @@ class Code:
     def package(self, kind: PluginKind, name: str) -> str:
         """Hash a plugin with what it reaches outside leakbench: what must be installed to run
         it."""
-        digests = self._reached(kind, name)
+        digests = self._reach(kind, name)
         return "syntax:" + _hash({m: d for m, d in digests.items() if not m.startswith("bench.")})
 
     def dataset(self, name: str) -> str | None:
@@ -104,7 +104,7 @@ class Code:
         """Hash what a module outside the plugins reaches. Its package is followed only for this
         module: an installed package must not change any other key."""
         top = module.partition(".")[0]
-        return Sources({*self._packages, top}).reached(module, folder=folder)
+        return Sources({*self._packages, top}).reach(module, folder=folder)
 
     def of_plan(self, plan: Plan) -> dict[str, str]:
         """Return the hashes of all code that decides the plan's figures, by what it belongs to."""
@@ -120,14 +120,14 @@ class Code:
             )
         }
 
-    def _reached(self, kind: PluginKind, name: str) -> dict[str, str]:
+    def _reach(self, kind: PluginKind, name: str) -> dict[str, str]:
         cls = self.registry.get(kind, name).cls
         assert cls is not None
         module = cls.__module__
         if not module.startswith(FILE_MODULE):
-            return self._sources.reached(module)
+            return self._sources.reach(module)
         folder = Path(inspect.getfile(cls)).parent
-        return _placeless(self._sources.reached(module, folder=folder), module)
+        return _placeless(self._sources.reach(module, folder=folder), module)
 
 
 class Keys:

@@ -64,7 +64,7 @@ def environment(
     )
 
 
-def planned(
+def plan_suite(
     suite: suites.Suite, only: Mapping[str, Any], env: Environment, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Plan, Keys]:
     """The checked plan of part `shard`, (i, n), and the keys of its jobs; `only` as in `expand`.

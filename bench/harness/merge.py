@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bench.errors import UserError
 from bench.harness.plan import expand
-from bench.harness.store import Store, staged, write_whole
+from bench.harness.store import Store, stage_folder, write_whole
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -63,7 +63,7 @@ def merge(folders: Sequence[Path], out: Path) -> Run:
     parts = [(folder, Run.read(folder)) for folder in folders]
     run = _join(parts)
     stores = [Store(*part) for part in parts]
-    with staged(out) as target:
+    with stage_folder(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
         check_together(run.trainings, Store(target, run).read)

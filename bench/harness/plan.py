@@ -116,7 +116,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
             if part not in known:
                 raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
 
-    def wanted(**values: Any) -> bool:
+    def is_wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())
 
     first = suite.threats[0].name
@@ -130,7 +130,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
         for settings in grid(defense.settings):
             if not defense.runs_on(place):
                 continue
-            if not wanted(
+            if not is_wanted(
                 task=place,
                 dataset=task.dataset,
                 model=task.model,
@@ -160,7 +160,9 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                 for label, attack in attacks.items()
                 if checkpoint in suite.checkpoints_of(attack)
                 and attack.runs_on(place)
-                and wanted(attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first)
+                and is_wanted(
+                    attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first
+                )
             ]
             attacked = suite.attacks and job.threats
             if mine or not (attacked or only_attacks):

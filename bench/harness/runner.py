@@ -22,8 +22,8 @@ from bench.harness.environment import (
     Environment,
     dataset_of,
     dealing_of,
-    needed_by,
-    needed_samples,
+    plugins_of,
+    samples_for_threats,
     versions,
 )
 from bench.harness.executors.task import (
@@ -109,12 +109,12 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         task, setting = canonical([job.task, job.protocol]), f"{job.defense} {job.settings!r}"
         if setting not in defenses:
             defenses[setting] = None
-            with problems.noted():
+            with problems.note():
                 defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
         if split not in data_facts:
             data_facts[split] = None
-            with problems.noted():
+            with problems.note():
                 dataset = dataset_of(job, env)
                 own = dataset.train_clients
                 owners = None if own is None else own.numpy()
@@ -124,7 +124,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
             continue
         if task not in networks:
             networks[task] = None
-            with problems.noted():
+            with problems.note():
                 network = models.build(
                     job.task.model,
                     shape=known[1],
@@ -133,18 +133,18 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
                 )
                 network.check()
                 networks[task] = network
-        with problems.noted():
+        with problems.note():
             _check_samples(job, known[0], known[3], place)
         built, defense = networks[task], defenses[setting]
         if built is None or defense is None or (task, setting) in companies:
             continue
         companies.add((task, setting))
-        with problems.noted():
+        with problems.note():
             if job.protocol.cuts:
                 Split(network=built, cuts=job.protocol.cuts, labels=job.protocol.labels)
             check_company(job, defense)
     for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
-        with problems.noted():
+        with problems.note():
             registry.attack(attack.attack, attack.settings, where=place)
     problems.tell()
 
@@ -155,7 +155,7 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
     owners: Whose each sample is, None where the data does not say.
     """
     dealing = dealing_of(job)
-    need = dealing.clients * needed_samples(job)
+    need = dealing.clients * samples_for_threats(job)
     if samples < need:
         raise UserError(
             f"{place}: {job.task.dataset} has {samples} training samples, but "
@@ -208,9 +208,9 @@ def run(
         UserError: If another driver holds the folder; if a record or a job's files cannot be
             written: the run ends, what is finished is kept.
     """
-    with store.locked():
+    with store.lock():
         store.sweep()
-        planned = planned_run(plan, keys, command)
+        planned = describe_run(plan, keys, command)
         with _report_failed_writes(store):
             write_whole(store.folder / RUN, to_json(planned))
         store.hold(planned)  # what contradicts it is made anew
@@ -274,7 +274,7 @@ class _Run:
         trained = self.store.read("train", key, lenient=True)
         if trained is None or not is_settled(trained):
             return False
-        outcomes = {c: self._stored(c) for c in self.cells[job]}
+        outcomes = {c: self._read_stored(c) for c in self.cells[job]}
         unscored = {c: r for c, r in outcomes.items() if self._is_unscored(r)}
         missing = [c for c, r in outcomes.items() if r is None]
         if (missing or unscored) and (wrong := self.store.damage(key, trained)):
@@ -300,7 +300,7 @@ class _Run:
         else:
             self.queue.extend(allowed)
 
-    def _stored(self, cell: AttackJob) -> AttackOutcome | None:
+    def _read_stored(self, cell: AttackJob) -> AttackOutcome | None:
         """Return the record of an attack that need not run again; it may lack scores."""
         key = self.keys.attack(cell)
         record = self.store.read("attack", key, lenient=True, unscored=True)
@@ -389,7 +389,7 @@ class _Run:
     def _environment(self, job: TrainJob | AttackJob) -> Environment:
         """Return where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
-        origins = {usable[plugin].origin for plugin in needed_by(job) if plugin in usable}
+        origins = {usable[plugin].origin for plugin in plugins_of(job) if plugin in usable}
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
 
     def _earlier_answers(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
@@ -414,7 +414,7 @@ class _Run:
         self.on_progress(report, label, cached)
 
 
-def planned_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
+def describe_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
     """Return what a reader needs to make the results again, and which records belong to the
     plan."""
     trainings = []

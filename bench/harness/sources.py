@@ -51,7 +51,7 @@ class Sources:
         self._specs: dict[str, ModuleSpec | None] = {}
         self._sources: dict[str, ParsedModule | None] = {}
 
-    def reached(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
+    def reach(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
         """Return the root module and all that it reaches, module -> digest, without modules that
         only hand on names. Modules in `folder` are followed as well as those of the packages."""
         digests: dict[str, str] = {}

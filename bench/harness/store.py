@@ -67,7 +67,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def staged(place: Path) -> Iterator[Path]:
+def stage_folder(place: Path) -> Iterator[Path]:
     """A folder that becomes `place` by one rename; nothing is left of it where filling it fails.
 
     A folder that is there already is replaced.
@@ -145,7 +145,7 @@ class Store:
             ) from error
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the folder. Raises UserError where another driver holds it, or it cannot be."""
         place = no_link(self.folder, ".lock")
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

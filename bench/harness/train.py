@@ -47,14 +47,14 @@ from bench.protocols.federation import (
     sample_clients,
 )
 from bench.protocols.local_training import LocalWork
-from bench.protocols.observe import MOST_BYTES, Truth, observe, recorded
+from bench.protocols.observe import MOST_BYTES, Truth, observe, record_round
 from bench.protocols.settings import (
     TRAINING,
     Checkpoint,
     ThreatSettings,
     evenly,
-    recorded_rounds,
     rounds_before,
+    rounds_to_record,
 )
 from bench.protocols.split import start_federation
 from bench.records import (
@@ -129,7 +129,7 @@ def _train(work: Training) -> TrainOutcome:
         later checkpoints their earlier releases that begin here."""
         for checkpoint, after in places.items():
             for threat in own if checkpoint != "init" and after > played else ():
-                for number, begins in enumerate(threat.scheduled(after)[:-1]):
+                for number, begins in enumerate(threat.schedule(after)[:-1]):
                     if begins == played:
                         recorder.release(threat, checkpoint, number)
             if after == played and diverged is None:
@@ -142,7 +142,7 @@ def _train(work: Training) -> TrainOutcome:
         """Return the facts of the training so far."""
         return Facts(
             parameters=max(
-                sum(federation.state[n].numel() for n in federation.held(c))
+                sum(federation.state[n].numel() for n in federation.names_held(c))
                 for c in federation.clients
             ),
             head=sum(federation.state[n].numel() for n in federation.head),
@@ -181,7 +181,7 @@ def _train(work: Training) -> TrainOutcome:
         uploaded += result.uploaded
         client_rounds += len(result.joined)
         for client in result.joined:
-            reached.add(client, federation.held(client))
+            reached.add(client, federation.names_held(client))
         diverged = _divergence(federation.state, norm_before, rounds)
         if diverged and "not finite" in diverged:
             break
@@ -328,7 +328,7 @@ class Recorder:
         self.federation, self.dataset, self.declared = federation, dataset, declared
         self.known = {"name": job.defense, "settings": dict(job.settings)}
         self.threats = [t for t in job.threats if t.recorded]
-        self.numbers = recorded_rounds(job.protocol.rounds, job.seed) if self.threats else []
+        self.numbers = rounds_to_record(job.protocol.rounds, job.seed) if self.threats else []
         self.views = dict.fromkeys((t.name for t in self.threats), 0)
         self.left_out: dict[str, None] = {}
 
@@ -336,7 +336,7 @@ class Recorder:
         """Play a round of the training; a log of its messages changes nothing of it."""
         federation = self.federation
         if federation.round not in self.numbers:
-            result = federation.play(work, sampled, watched=self.declared.watched(sampled))
+            result = federation.play(work, sampled, watched=self.declared.choose_watched(sampled))
             self.declared.check_round(federation, result, "training")
             return result
         public = self.dataset.aux_x.to(federation.device)
@@ -345,7 +345,7 @@ class Recorder:
         self.declared.check_round(federation, result, "recorded")
         federation = replace(federation, buffers=buffers)
         for threat in self.threats:
-            views, reasons = recorded(federation, result, self.job.protocol, threat, self.known)
+            views, reasons = record_round(federation, result, self.job.protocol, threat, self.known)
             self.left_out |= dict.fromkeys(reasons)
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
                 self.declared.note_aggregation(seen)

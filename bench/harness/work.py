@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.data.dataset import Dataset
-from bench.harness.environment import Environment, dataset_of, needed_by, registry_for
+from bench.harness.environment import Environment, dataset_of, plugins_of, registry_for
 from bench.names import PluginKind
 from bench.records import AttackJob, AttackOutcome, TrainJob, TrainOutcome
 from bench.registry import Registry
@@ -34,7 +34,7 @@ class Work:
     @property
     def needed(self) -> frozenset[tuple[PluginKind, str]]:
         """Kind and name of the plugins that it runs."""
-        return needed_by(self.job)
+        return plugins_of(self.job)
 
     def __call__(self) -> TrainOutcome | AttackOutcome:
         raise NotImplementedError

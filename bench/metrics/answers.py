@@ -14,7 +14,7 @@ FIELDS = ("images", "labels", "label_counts", "failed")
 """What of an answer is scored."""
 
 
-def checked(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
+def validate_answer(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
     """Check an answer and return it on the CPU.
 
     Args:
@@ -32,7 +32,7 @@ def checked(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Rec
         "label_counts": (victims, classes),
         "failed": (victims,),
     }
-    given = {n: _shaped(getattr(answer, n), shapes[n], n) for n in FIELDS}
+    given = {n: _check_shape(getattr(answer, n), shapes[n], n) for n in FIELDS}
     counts, labels = given["label_counts"], given["labels"]
     if counts is not None and (counts.is_floating_point() or bool((counts < 0).any())):
         raise ValueError("label_counts must be integers >= 0.")
@@ -43,7 +43,7 @@ def checked(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Rec
     return replace(answer, **given)  # type: ignore[arg-type]
 
 
-def _shaped(value: Tensor | None, shape: tuple[int, ...], what: str) -> Tensor | None:
+def _check_shape(value: Tensor | None, shape: tuple[int, ...], what: str) -> Tensor | None:
     if value is None:
         return None
     if not isinstance(value, Tensor) or tuple(value.shape) != shape:
@@ -57,7 +57,7 @@ def tensors_of(answer: Reconstruction) -> dict[str, Tensor]:
     return {n: v.detach().cpu().clone() for n in FIELDS if (v := getattr(answer, n)) is not None}
 
 
-def merged(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Reconstruction:
+def merge(answers: Mapping[int, Reconstruction], own: Reconstruction) -> Reconstruction:
     """Merge answers about all victims: of some victims a row of another answer, of the others
     `own`.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bench.data.partition import Dealing
 from bench.metrics.named import FLOOR_SUFFIX, sign_of
-from bench.metrics.recognise import Gallery, recognised
+from bench.metrics.recognise import Gallery, share_recognised
 from bench.metrics.score import counts_of, image_values, label_values, one_to_one
 from bench.seeding import numpy_generator
 from bench.toolkit import images
@@ -105,7 +105,7 @@ def floors(
         values[name] = scores[id(answer)][name.removesuffix(FLOOR_SUFFIX)]
         if gallery is not None and name.removesuffix(FLOOR_SUFFIX) == "ssim":
             guess = _match(answer, x, y)[0]
-            values[name.replace("ssim", "recognised")] = recognised(guess, x, y, gallery)
+            values[name.replace("ssim", "recognised")] = share_recognised(guess, x, y, gallery)
     truth = counts_of(y, classes)
     for name, counts in best_counts.items():
         values[name] = label_values(counts.expand_as(truth), truth)[name]
@@ -230,7 +230,7 @@ def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> I
     for x in _representatives(public, flat, torch.zeros_like(flat), 1):
         yield Blind(x=x.expand(samples, *x.shape[1:]), y=commonest)
     if samples > 1:
-        slots = _matched_slots(public, batches)
+        slots = _match_slots(public, batches)
         labels = _commonest(public.y[flat], slots, samples)
         for x in _representatives(public, flat, slots, samples):
             yield Blind(x=x, y=labels)
@@ -239,7 +239,7 @@ def _candidates(public: _Public, batches: Tensor, rng: np.random.Generator) -> I
         yield Blind(x=public.x[batch], y=public.y[batch])
 
 
-def _matched_slots(public: _Public, batches: Tensor) -> Tensor:
+def _match_slots(public: _Public, batches: Tensor) -> Tensor:
     """Return which of K places each sample of batches [D, K] is matched with, int64 [D * K]. Every
     place holds the mean of its samples: Lloyd's algorithm with one sample of a batch per place."""
     samples = batches.shape[1]

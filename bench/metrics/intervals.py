@@ -82,7 +82,7 @@ def interval_of(
     if len(kept) > 1:
         lo, hi = _t_interval([float(g.sum()) for g in kept], [len(g) for g in kept])
     if all(map(math.isfinite, within)):
-        ends = bounded_mean(values, within)
+        ends = bound_mean(values, within)
         lo, hi = min(lo, ends[0]), max(hi, ends[1])
     elif len(kept) == 1 and len(values) > 1:
         freedom = max(1.0, (len(values) - 1) / _SKEW)
@@ -146,7 +146,7 @@ def wilson(share: float, total: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def bounded_mean(values: np.ndarray, within: tuple[float, float]) -> tuple[float, float]:
+def bound_mean(values: np.ndarray, within: tuple[float, float]) -> tuple[float, float]:
     """Return the ends of Gaffke's interval for the mean of independent values in a range.
 
     The upper end is a quantile of the mean of the values and the range's largest, weighed by a

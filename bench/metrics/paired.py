@@ -38,7 +38,7 @@ class Difference:
         """Whether the adjusted test says that the two differ."""
         return self.adjusted <= ALPHA
 
-    def reversed(self) -> Difference:
+    def reverse(self) -> Difference:
         """Exchange the two rows."""
         interval = self.interval
         return replace(

@@ -44,7 +44,7 @@ class Gallery:
         return _standardise(self.x[chosen].cpu())
 
 
-def recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
+def share_recognised(guess: Tensor, x: Tensor, y: Tensor, gallery: Gallery) -> Tensor:
     """Return per victim the share of samples whose true image is the nearest to its reconstruction.
 
     Nearest by squared error of images that are each standardised (mean 0, variance 1), so that

@@ -10,9 +10,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bench.contract.attack import Reconstruction
-from bench.metrics.answers import checked
+from bench.metrics.answers import validate_answer
 from bench.metrics.named import METRICS
-from bench.metrics.recognise import Gallery, exact_matches, recognised
+from bench.metrics.recognise import Gallery, exact_matches, share_recognised
 from bench.toolkit import images
 from bench.toolkit.images import same_shape
 
@@ -80,7 +80,7 @@ def score(
         ValueError: For an answer of the wrong shape, dtype or range.
     """
     victims, samples = y.shape
-    answer = checked(answer, tuple(x.shape), classes)
+    answer = validate_answer(answer, tuple(x.shape), classes)
     values: dict[str, Tensor] = {}
     failed = torch.zeros(victims, dtype=torch.bool)
     matched = None
@@ -98,7 +98,7 @@ def score(
         matched = guess[torch.arange(victims)[:, None], order]
         values |= image_values(matched, x, categorical)
         if gallery is not None and x.ndim == 5:
-            values["recognised"] = recognised(matched, x, y, gallery)
+            values["recognised"] = share_recognised(matched, x, y, gallery)
     if answer.label_counts is not None:
         values |= label_values(answer.label_counts, counts_of(y, classes))
     if answer.labels is not None:

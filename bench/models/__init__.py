@@ -10,14 +10,14 @@ from torch import nn
 
 from bench.arguments import check_arguments
 from bench.errors import UserError
-from bench.extensions import installed
+from bench.extensions import list_installed
 from bench.models import convolutional, dense, sensors, transformers
 from bench.models.module import CONSTANT, ModuleNetwork, Scale
 from bench.models.named import (
     bare_parameters,
     file_of,
+    get_held,
     hand,
-    held,
     is_handed,
     is_named,
     maker_of,
@@ -80,7 +80,7 @@ def build(
     }
     if name not in BUILDERS:
         if not is_named(name):
-            known = [*BUILDERS, *installed(MODELS), *OWN]
+            known = [*BUILDERS, *list_installed(MODELS), *OWN]
             raise UserError(did_you_mean("model", name, known))
         without = given.pop("without_dropout", False)
         if not isinstance(without, bool):
@@ -132,8 +132,8 @@ __all__ = [
     "bare_parameters",
     "build",
     "file_of",
+    "get_held",
     "hand",
-    "held",
     "is_handed",
     "is_named",
     "module_of",

@@ -394,7 +394,7 @@ def _training_modes(
     norms = _static_norms(module, modes)
     buffers = {n: t.clone() for n, t in module.named_buffers()}
 
-    def played(modes: Mapping[str, bool]) -> tuple[Any, bool]:
+    def play(modes: Mapping[str, bool]) -> tuple[Any, bool]:
         """A result with normalisations in evaluation, and whether the pass drew numbers."""
         _enter(module, {n: mode and n not in norms for n, mode in modes.items()})
         before = torch.random.get_rng_state()
@@ -403,7 +403,7 @@ def _training_modes(
         return output, not torch.equal(before, torch.random.get_rng_state())
 
     try:
-        still, draws = played({})
+        still, draws = play({})
     except Exception:  # said where the anatomy is read
         return modes
     if not isinstance(still, Tensor):
@@ -420,7 +420,7 @@ def _training_modes(
         )
     if without_dropout:
         return {name: name in norms for name in modes}
-    moved, draws = played(modes)
+    moved, draws = play(modes)
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise UserError(

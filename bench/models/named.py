@@ -19,8 +19,8 @@ from torch.nn.parameter import is_lazy
 
 from bench.arguments import check_arguments
 from bench.errors import UserError
-from bench.extensions import BrokenImport, installed, load_entry_point, load_file, origin_of
-from bench.foreign import contained, in_one_line
+from bench.extensions import BrokenImport, list_installed, load_entry_point, load_file, origin_of
+from bench.foreign import contain, in_one_line
 from bench.models.network import Shape
 from bench.names import MODELS, did_you_mean
 
@@ -42,7 +42,7 @@ def is_handed(name: str) -> bool:
     return name.startswith(_HANDED)
 
 
-def held(name: str) -> nn.Module | None:
+def get_held(name: str) -> nn.Module | None:
     """The module of that name, None if this process was not handed it."""
     return _handed.get(name)
 
@@ -56,14 +56,14 @@ def module_of(name: str) -> str | None:
     path = file_of(name)
     if path is not None:
         return _load(path).__name__
-    point = installed(MODELS).get(name)
+    point = list_installed(MODELS).get(name)
     return None if point is None else point.module
 
 
 def is_named(name: str) -> bool:
     """Return whether this module knows the model, or who is to be asked for it."""
     library = name.partition(":")[0] in LIBRARIES
-    return library or file_of(name) is not None or name in installed(MODELS) or is_handed(name)
+    return library or file_of(name) is not None or name in list_installed(MODELS) or is_handed(name)
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -139,7 +139,7 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
     """
     what, given = f"model {name}", dict(settings)
     if is_handed(name):
-        return _handed_maker(name, given)
+        return _maker_of_handed(name, given)
     library, colon, inner = name.partition(":")
     if colon and library in LIBRARIES:
         make, given = _library_maker(library, inner, shape, classes, given)
@@ -153,9 +153,9 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
         given |= more
         make = made_by
 
-    def made() -> nn.Module:
+    def build() -> nn.Module:
         try:
-            with contained():
+            with contain():
                 module = make(**given)
         except UserError:
             raise
@@ -166,7 +166,7 @@ def maker_of(name: str, shape: Shape, classes: int, settings: Mapping[str, Any])
             raise UserError(f"{what} must give a torch.nn.Module, got {type(module).__name__}.")
         return bare(module).train()
 
-    return made
+    return build
 
 
 def _common_arguments(shape: Shape, classes: int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _common_arguments(shape: Shape, classes: int) -> dict[str, Any]:
     return arguments
 
 
-def _handed_maker(name: str, settings: Mapping[str, Any]) -> Make:
+def _maker_of_handed(name: str, settings: Mapping[str, Any]) -> Make:
     if name not in _handed:
         raise UserError(
             f"model {name} was handed to another process; give it to bench.run again, or write it "
@@ -222,7 +222,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def _entry_point_maker(name: str) -> Callable[..., Any]:
-    point = installed(MODELS)[name]
+    point = list_installed(MODELS)[name]
     try:
         maker: Callable[..., Any] = load_entry_point(point, callable, "a class or function")
     except BrokenImport as error:
@@ -259,7 +259,7 @@ def _library_maker(
     given = {"in_chans": shape[0], **given}
     sized = {"img_size": tuple(shape[1:]), **given}
 
-    def made(**more: Any) -> nn.Module:
+    def make(**more: Any) -> nn.Module:
         try:
             return timm.create_model(name, pretrained=False, **more)
         except TypeError as error:
@@ -267,4 +267,4 @@ def _library_maker(
                 raise
             return timm.create_model(name, pretrained=False, **given)
 
-    return made, sized
+    return make, sized

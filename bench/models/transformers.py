@@ -72,7 +72,7 @@ class OnGrid(nn.Module):
         return torch.cat([token, cells.flatten(2).mT], dim=1)
 
 
-def _truncated_normal(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
+def _draw_truncated_normal(module: nn.Module, name: str, rng: torch.Generator) -> Tensor:
     """timm's default: N(0, 0.02^2) cut off at +-2, and biases of 0."""
     value = torch.zeros(module.get_parameter(name).shape)
     return value if name == "bias" else nn.init.trunc_normal_(value, std=_STD, generator=rng)
@@ -85,9 +85,9 @@ def _strong_positions(module: nn.Module, name: str, rng: torch.Generator) -> Ten
 SMALL_INITIAL: Initial = {Positions: _strong_positions}
 """For plain SGD, under which timm's small positions take thousands of steps to matter: linear
 layers keep PyTorch's default."""
-VIT_INITIAL: Initial = {nn.Linear: _truncated_normal, Positions: _truncated_normal}
+VIT_INITIAL: Initial = {nn.Linear: _draw_truncated_normal, Positions: _draw_truncated_normal}
 """As timm's ViT: its patch embedding, a convolution, keeps PyTorch's default."""
-PIT_INITIAL: Initial = {Positions: _truncated_normal, ClassToken: _truncated_normal}
+PIT_INITIAL: Initial = {Positions: _draw_truncated_normal, ClassToken: _draw_truncated_normal}
 """As timm's PiT: its linear layers keep PyTorch's default."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.arrays import read_arrays
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
-from bench.metrics.answers import FIELDS, answer_of, checked
+from bench.metrics.answers import FIELDS, answer_of, validate_answer
 from bench.names import did_you_mean
 from bench.protocols.export import UNREADABLE, load_tensors
 
@@ -37,7 +37,7 @@ def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruc
         if y.shape[1] == 1 and name in tensors and tensors[name].ndim == like.ndim - 1:
             tensors[name] = tensors[name].unsqueeze(1)  # K = 1 may be left out
     try:
-        answer = checked(answer_of(tensors), tuple(x.shape), classes)
+        answer = validate_answer(answer_of(tensors), tuple(x.shape), classes)
         return _check_values(answer, *y.shape, is_image=x.ndim == 5)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error

@@ -47,7 +47,7 @@ _ROUNDING = 4e-16
 """Relative error of one operation, with room."""
 
 
-def composed_epsilon(pure: Iterable[tuple[float, int]], *, mu: float, delta: float) -> float:
+def compose_epsilon(pure: Iterable[tuple[float, int]], *, mu: float, delta: float) -> float:
     """Return the smallest known epsilon of pure mechanisms and Gaussian releases together.
 
     Args:
@@ -71,9 +71,9 @@ def composed_epsilon(pure: Iterable[tuple[float, int]], *, mu: float, delta: flo
     if not counts or math.isinf(added):
         return added
     if mu > _WIDEST:
-        return summed + gaussian + composed_epsilon(counts.items(), mu=0.0, delta=delta)
+        return summed + gaussian + compose_epsilon(counts.items(), mu=0.0, delta=delta)
     if mu or len(counts) > 1:
-        return min(added, summed + _mixed_epsilon(counts, mu, delta))
+        return min(added, summed + _mix_epsilons(counts, mu, delta))
     ((epsilon, count),) = counts.items()
     return min(added, summed + _equal_epsilon(epsilon, count, delta))
 
@@ -124,7 +124,7 @@ def _equal_epsilon(epsilon: float, count: int, delta: float) -> float:
     return max(0.0, (count - 2 * low) * epsilon + remainder)
 
 
-def _mixed_epsilon(counts: Mapping[float, int], mu: float, delta: float) -> float:
+def _mix_epsilons(counts: Mapping[float, int], mu: float, delta: float) -> float:
     """Return epsilon of pure mechanisms of several epsilons, or with a Gaussian."""
     bound, c, spread = _chernoff(counts, mu, delta)
     if bound <= 0:

@@ -31,7 +31,7 @@ from bench.contract.events import (
 )
 from bench.contract.hooks import members_of
 from bench.errors import UserError
-from bench.privacy.composition import composed_epsilon
+from bench.privacy.composition import compose_epsilon
 from bench.privacy.entry import Entry
 from bench.privacy.gaussian import best_renyi_epsilon
 
@@ -135,7 +135,7 @@ def _compose(events: Sequence[Event], delta: float) -> float:
                 pass
             case _:
                 raise TypeError(f"the ledger has no rule for {type(event).__name__} events.")
-    return composed_epsilon(pure, mu=math.sqrt(squares), delta=delta)
+    return compose_epsilon(pure, mu=math.sqrt(squares), delta=delta)
 
 
 _SLACK = 0.001

@@ -70,7 +70,7 @@ def evaluate(federation: Federation, dataset: Dataset, *, has_global: bool) -> U
     shares = [count.double() / count.sum() for count in counts]
     keeping = [c.kept is not None for c in federation.clients]
     personal = [
-        _matched_accuracy(right(federation.weights_of(c)) if keeps else common, tested, share)
+        _match_accuracy(right(federation.weights_of(c)) if keeps else common, tested, share)
         for c, keeps, share in zip(federation.clients, keeping, shares, strict=True)
     ]
     known = [p for p in personal if p is not None]
@@ -110,7 +110,7 @@ class Reached:
         return not any(bool(m.any()) for m in self.missing.values())
 
 
-def _matched_accuracy(right: Tensor, tested: Tensor, share: Tensor) -> float | None:
+def _match_accuracy(right: Tensor, tested: Tensor, share: Tensor) -> float | None:
     """Return sum_c share_c accuracy_c over the classes that are tested, or None if the client has
     none."""
     weight = torch.where(tested > 0, share, 0.0)

@@ -268,7 +268,7 @@ class Federation(LocalTraining):
                 sender=SERVER,
                 receiver=c.id,
                 round=self.round,
-                parts={n: Part(values=result.before[n]) for n in self.held(c)},
+                parts={n: Part(values=result.before[n]) for n in self.names_held(c)},
             )
             for c in joined
         )

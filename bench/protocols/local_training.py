@@ -118,7 +118,7 @@ class LocalTraining:
     fewest: int | None = None
     at_once: int | None = None
 
-    def held(self, client: Client) -> list[str]:
+    def names_held(self, client: Client) -> list[str]:
         """Names of the state that the client receives, trains and uploads."""
         return list(self.state)
 
@@ -132,7 +132,7 @@ class LocalTraining:
         Returns:
             The variables as received, and the variables to start from.
         """
-        names = self.held(client) if names is None else names
+        names = self.names_held(client) if names is None else names
         received = self.defense.receive({n: self.state[n] for n in names}, self.const)
         if client.kept is None or client.own is None:
             return received, received
@@ -218,7 +218,7 @@ class LocalTraining:
         """Local training of all clients; those with equal batch shapes advance as one batch."""
         if not joined:
             return {}, {}
-        held = [self.held(c) for c in joined]
+        held = [self.names_held(c) for c in joined]
         names = [n for n in self.state if any(n in h for h in held)]
         begin = [self._begin_at(c, names) for c in joined]
         used = self._batches(joined, work)

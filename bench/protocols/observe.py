@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.contract.attack import Seen
 from bench.contract.defense import Client
 from bench.contract.events import Round
-from bench.contract.mechanisms import averaged
+from bench.contract.mechanisms import average
 from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, detached
 from bench.errors import UserError
 from bench.protocols.aggregated import read_updates
@@ -119,7 +119,7 @@ def observe(
     return _view(copy, result, replace(victims, ids=present), protocol, threat, defense_known)
 
 
-def recorded(
+def record_round(
     federation: Federation,
     result: RoundResult,
     protocol: ProtocolSettings,
@@ -186,7 +186,7 @@ def _view(
     by_id = {c.id: c for c in federation.clients}
     chosen = {v: result.used[v].flatten()[: victims.samples] for v in victims.ids}
     truth = truth_of([by_id[v] for v in victims.ids], chosen)
-    messages = result.wire.seen_by(SERVER)
+    messages = result.wire.messages_for(SERVER)
     defense = federation.defense
     read = read_updates(defense, result, victims.ids)
     if read:
@@ -218,7 +218,7 @@ def _view(
             "batch": victims.batch * count,
             "samples": victims.samples * count,
             "summed": count,
-            "mechanisms": [m.to_dict() for m in averaged(mechanisms, count)],
+            "mechanisms": [m.to_dict() for m in average(mechanisms, count)],
         }
     learns = defense.forms_model == "server" or threat.hears == "every_broadcast"
     if threat.labels:
@@ -265,11 +265,11 @@ def truth_of(clients: Sequence[Client], chosen: Mapping[str, Tensor]) -> Truth:
 def as_one(truth: Truth, batch: int) -> Truth:
     """Return all victims' samples as those of one, step after step."""
 
-    def joined(values: Tensor) -> Tensor:
+    def join(values: Tensor) -> Tensor:
         steps = values.unflatten(1, (-1, batch)).transpose(0, 1)
         return steps.flatten(0, 2)[None]
 
-    return Truth(x=joined(truth.x), y=joined(truth.y))
+    return Truth(x=join(truth.x), y=join(truth.y))
 
 
 def _victims(

@@ -19,7 +19,7 @@ from bench.protocols.settings import (
     Checkpoint,
     ProtocolSettings,
     ThreatSettings,
-    recorded_rounds,
+    rounds_to_record,
 )
 from bench.seeding import generator
 
@@ -55,7 +55,7 @@ def replay_truth(
     samples, batch = int(seen.known["samples"]) // summed, int(seen.known["batch"]) // summed
     if checkpoint == TRAINING:
         number = max((m.round for m in seen.messages), default=-1)
-        if number not in recorded_rounds(protocol.rounds, seed):
+        if number not in rounds_to_record(protocol.rounds, seed):
             raise UserError(f"round {number} is none that is recorded.")
         work, queues = LocalWork.of(protocol), dict[str, Tensor]()
         sampling, used = generator(seed, PARTICIPATION), dict[str, Tensor]()

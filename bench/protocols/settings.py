@@ -45,7 +45,7 @@ def rounds_before(checkpoint: Checkpoint, rounds: int) -> int:
     return ends[checkpoint] if checkpoint in ends else int(checkpoint.removeprefix("round-"))
 
 
-def recorded_rounds(rounds: int, seed: int) -> list[int]:
+def rounds_to_record(rounds: int, seed: int) -> list[int]:
     """Return which of a run's `rounds`, from 0, are recorded: the first, the middle one, the last,
     and two that stay hidden from plugins."""
     known = {0, rounds // 2, rounds - 1}
@@ -89,7 +89,7 @@ def work_text(*, batch: int, steps: int | None = None, epochs: float | None = No
     return f"batch {batch}, {word} {unit}{'' if number == 1 else 's'}"
 
 
-def named_work(by_threat: Mapping[str, str]) -> str:
+def describe_works(by_threat: Mapping[str, str]) -> str:
     """Works of observed rounds in one line, each with its threat's name where there are several:
     batch 1, one step (server); batch 8, one step (batch8)."""
     if len(set(by_threat.values())) <= 1:
@@ -243,7 +243,7 @@ class ThreatSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _completed(cls, value: Any) -> Any:
+    def _complete(cls, value: Any) -> Any:
         """Rounds of the training are in training mode."""
         if isinstance(value, Mapping) and value.get("work") == "as_trained":
             return {"mode": "train", **value}
@@ -265,14 +265,14 @@ class ThreatSettings(BaseModel):
             )
         return self
 
-    def scheduled(self, rounds: int) -> list[int]:
+    def schedule(self, rounds: int) -> list[int]:
         """After how many rounds each observed one is played, for a checkpoint after `rounds` of
         them; the last is the checkpoint's own."""
         if self.rounds == 1:
             return [rounds]
         return [round(i * rounds / (self.rounds - 1)) for i in range(self.rounds)]
 
-    def observed_work(self, protocol: ProtocolSettings) -> str:
+    def describe_work(self, protocol: ProtocolSettings) -> str:
         """Return what a victim does in an observed round: batch 1, one step; of several rounds with
         their number: batch 1, one step, in 11 rounds."""
         if self.recorded:

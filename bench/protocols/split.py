@@ -87,7 +87,7 @@ class Split:
         """The server's last stage, or None for the network's."""
         return None if self.labels == "shared" else self.network.stages[-2]
 
-    def held(self, cut: str) -> tuple[str, ...]:
+    def stages_held(self, cut: str) -> tuple[str, ...]:
         """The stages that a client with this cut holds."""
         stages = self.network.stages
         return stages[: stages.index(cut) + 1] + (() if self.labels == "shared" else stages[-1:])
@@ -128,13 +128,13 @@ class SplitFederation(Federation):
     @classmethod
     def client_stages(cls, network: Network, **more: Split) -> Mapping[str, Submodel]:
         split = more["split"]
-        held = split.held(max(split.cuts, key=network.stages.index))
+        held = split.stages_held(max(split.cuts, key=network.stages.index))
         head = network.stages[-1]
         return {stage: "head" if stage == head else "bottom" for stage in held}
 
-    def held(self, client: Client) -> list[str]:
+    def names_held(self, client: Client) -> list[str]:
         assert client.cut is not None
-        return names_in(self.split.held(client.cut), self.state)
+        return names_in(self.split.stages_held(client.cut), self.state)
 
     @property
     def head(self) -> list[str]:
@@ -144,7 +144,7 @@ class SplitFederation(Federation):
     def _open_round(self) -> None:
         stages = self.network.stages
         shallowest = min(self.split.cuts, key=stages.index)
-        clients = set(names_in(self.split.held(shallowest), self.state))
+        clients = set(names_in(self.split.stages_held(shallowest), self.state))
         mine = {n: v for n, v in self.state.items() if n not in clients}
         self.server = detached(self.defense.receive(mine, self.const))
         self.server_log, self.server_memory = [], {}
@@ -386,7 +386,7 @@ class SplitFederation(Federation):
             seen = (x,) if f is None else (x, f)
             return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 
-        held = self.held(step.joined[members[0]])
+        held = self.names_held(step.joined[members[0]])
         grads = self._for_each(gradient, len(members))(
             step.variables(members, held), x, y, by_q, features, draw
         )

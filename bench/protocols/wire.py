@@ -93,7 +93,7 @@ class Wire:
         waiting, self.inbox[name] = self.inbox[name], []
         return waiting
 
-    def seen_by(self, party: str) -> tuple[Message, ...]:
+    def messages_for(self, party: str) -> tuple[Message, ...]:
         """Logged messages addressed to a party or to everyone, and what it computed and sent."""
         computed = (FEATURES, SMASHED_GRADIENT)
         return tuple(

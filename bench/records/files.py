@@ -96,7 +96,9 @@ def _sound(value: Any) -> Any:
     return value
 
 
-def checked(adapter: TypeAdapter[T], value: Any, place: Path | str, *, context: Any = None) -> T:
+def check_value(
+    adapter: TypeAdapter[T], value: Any, place: Path | str, *, context: Any = None
+) -> T:
     """A value of `read_json` as the adapter's type; `context` is for its validators.
 
     Raises UserError naming the place and the first thing that is wrong there.
@@ -134,7 +136,7 @@ def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome |
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{place} is no record of leakbench.")
     adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
-    return checked(adapter, value, place, context=RECORDED)
+    return check_value(adapter, value, place, context=RECORDED)
 
 
 def check_kept(folder: Path, record: Record, begins: str = "") -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from bench.errors import UserError
 from bench.protocols.settings import RECORDED, Checkpoint
-from bench.records.files import checked, read_json
+from bench.records.files import check_value, read_json
 from bench.records.jobs import AttackJob, TrainJob, canonical
 from bench.records.outcomes import Kind
 from bench.suite import AttackSettings, Suite, changes
@@ -223,7 +223,7 @@ class Run(RunFacts):
         """
         if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
             raise UserError(f"{place} must hold a suite and its trainings.")
-        file = checked(_adapter(), value, place, context=RECORDED)
+        file = check_value(_adapter(), value, place, context=RECORDED)
         return cls(trainings=_drop_repeats(_plan_trainings(file, place), place), **file.facts())
 
     def to_json_value(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UserError, problem
 from bench.files import sha256
-from bench.names import FileName, counted
+from bench.names import FileName, count_of
 from bench.records.files import ARCHIVE, read_json
 from bench.records.run import RUN_FILES
 
@@ -115,7 +115,7 @@ def digest_of(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def verified_beside(folder: Path) -> Path:
+def verification_path(folder: Path) -> Path:
     """Return where reviewers keep what `leakbench verify --json` printed: beside the folder, in
     which a submission may hold only its author's files."""
     return folder.with_name(f"{folder.name}.verified.json")
@@ -127,7 +127,7 @@ def read_verified(folder: Path) -> Verified | None:
 
     Raises UserError for a file that is none.
     """
-    path = verified_beside(folder)
+    path = verification_path(folder)
     if not path.is_file():
         return None
     verified = _read(path, Verified)
@@ -142,6 +142,6 @@ def standing(verified: Verified | None) -> str:
             "rerun, as leakbench verify does."
         )
     return (
-        f"Verified on {verified.date}: {counted(verified.cells, 'drawn cell')} came out so again "
+        f"Verified on {verified.date}: {count_of(verified.cells, 'drawn cell')} came out so again "
         "by leakbench verify."
     )

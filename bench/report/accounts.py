@@ -75,7 +75,7 @@ def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
     Raises:
         UserError: For facts that the defense refuses, or numbers that floating point cannot hold.
     """
-    with computable(defense, facts), _refused_facts(name):
+    with computable(defense, facts), _let_refuse_facts(name):
         defense.guarantee(facts)
     entry = account(defense, facts)
     return Account(defense=defense, facts=facts, entry=entry)
@@ -170,7 +170,7 @@ def _class(registry: Registry, defense: str) -> type:
 
 
 @contextmanager
-def _refused_facts(defense: str) -> Iterator[None]:
+def _let_refuse_facts(defense: str) -> Iterator[None]:
     """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
     try:
         yield

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain, frames
-from bench.report.columns import Column, Shown, spared
+from bench.report.columns import Column, Shown, has_spared
 from bench.report.costs import parts
 from bench.report.tables import idle, tables, work
 
@@ -78,7 +78,7 @@ class Board:
     @property
     def spared(self) -> bool:
         """Whether a figure holds earlier attacks' answers."""
-        return any(spared(entry) for row in self.rows for entry in row.attacks.values())
+        return any(has_spared(entry) for row in self.rows for entry in row.attacks.values())
 
     @property
     def flags(self) -> dict[str, str]:

@@ -106,12 +106,14 @@ def interval_text(value: Interval | None, metric: str = "ssim") -> str:
     return "-" if value is None else f"{figure(value.mean, metric)} {bounds(value, metric)}"
 
 
-def supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
+def format_supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
     """Format a mean with its interval in the digits that the interval supports: 0.5 [0.3, 0.7]."""
-    return " ".join(supported_parts(value, seeds, unit))
+    return " ".join(format_supported_parts(value, seeds, unit))
 
 
-def supported_parts(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> tuple[str, str]:
+def format_supported_parts(
+    value: Interval, seeds: Sequence[int], unit: float = 1.0
+) -> tuple[str, str]:
     """A mean and its interval in the same number of decimals: one where the half width is .1 or
     more or there is one seed, two where it is .01 or more, else three. unit: 100 shows points, with
     two decimals less."""
@@ -153,7 +155,7 @@ def _trim_exponent(number: str) -> str:
 # --- what is shown of a row -------------------------------------------------------------------
 
 
-def shown_interval(value: Interval | None, metric: str = "ssim") -> Shown:
+def show_interval(value: Interval | None, metric: str = "ssim") -> Shown:
     """A mean with its interval."""
     if value is None:
         return NOTHING
@@ -173,7 +175,7 @@ def _marks(row: Row) -> Shown:
     return Shown(text=row.marks.text, value=str(order))
 
 
-def _claimed_epsilon(row: Row) -> Shown:
+def _show_claimed_epsilon(row: Row) -> Shown:
     if not row.unit:
         return _epsilon(row.eps_claimed)
     violated = row.audit is not None and row.audit.verdict_claim == "violated"
@@ -186,17 +188,19 @@ def _epsilon_bound(row: Row) -> Shown:
     if not row.audit:
         return NOTHING
     text = f"{row.audit.eps_audited:.2g}{'+' if row.audit.eps_at_least else ''}"
-    return Shown(text=text, mark="!" if refuted(row) else "", value=f"{row.audit.eps_audited:.6g}")
+    return Shown(
+        text=text, mark="!" if is_refuted(row) else "", value=f"{row.audit.eps_audited:.6g}"
+    )
 
 
-def refuted(row: Row) -> bool:
+def is_refuted(row: Row) -> bool:
     """Return whether the audit certifies more than is claimed or proven."""
     audit = row.audit
     return audit is not None and "violated" in (audit.verdict_claim, audit.verdict_proof)
 
 
 def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
-    def shown(row: Row) -> Shown:
+    def show(row: Row) -> Shown:
         entry = row.attacks.get(name)
         if entry is None:
             return NOTHING
@@ -208,24 +212,24 @@ def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
         status = "n/a" if entry.status == "not_applicable" else entry.status
         return Shown(text=status, style=style, reason=str(entry.reason))
 
-    return shown
+    return show
 
 
 def _score(entry: AttackEntry, metric: str) -> Shown:
     score = entry.scores[metric]
     marks = [
         (entry.status == "pending", "(pending)"),
-        (spared(entry), SPARED),
+        (has_spared(entry), SPARED),
         (bool(entry.failed), f"({entry.failed} failed)"),
     ]
     return replace(
-        shown_interval(score, metric),
+        show_interval(score, metric),
         style=_shade(entry, score, metric),
         mark=" ".join(mark for holds, mark in marks if holds),
     )
 
 
-def spared(entry: AttackEntry) -> bool:
+def has_spared(entry: AttackEntry) -> bool:
     """Return whether victims that earlier attacks had reconstructed have those attacks' answers."""
     return any("victims were spared" in note for note in entry.notes)
 
@@ -248,7 +252,7 @@ def shade(leaked: float) -> str:
 def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
     """metrics: of the attacks whose floors are shown."""
 
-    def shown(row: Row) -> Shown:
+    def show(row: Row) -> Shown:
         texts = _floor_texts(row, metrics)
         if not texts:
             return NOTHING
@@ -259,7 +263,7 @@ def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
             value=text.split("/")[0],
         )
 
-    return shown
+    return show
 
 
 def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
@@ -281,7 +285,7 @@ def _case(name: str) -> Callable[[Row], Shown]:
         case: WorstCase | None = getattr(row, name)
         if not case:
             return NOTHING
-        figure = shown_interval(case.interval, case.metric)
+        figure = show_interval(case.interval, case.metric)
         label = "" if case.metric == "ssim" else f"{METRICS[case.metric].title} "
         return replace(
             figure,
@@ -298,11 +302,11 @@ def _format_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Sho
     points."""
     if value is None:
         return NOTHING
-    text, ends = supported_parts(value, row.seeds, unit)
+    text, ends = format_supported_parts(value, row.seeds, unit)
     return Shown(text=text, interval=ends, value=f"{value.mean:.6g}")
 
 
-def _recognised(row: Row) -> Shown:
+def _show_recognised(row: Row) -> Shown:
     count = None if row.leaks is None else row.leaks.recognised
     return NOTHING if count is None else Shown(text=count.text, value=f"{count.count}")
 
@@ -314,15 +318,15 @@ _BEFORE = (
     Column(name="marks", note="marks", numeric=False, shown=_marks),
     Column(name="defense", numeric=False, shown=lambda row: Shown(text=row.setting)),
 )
-_ACCURACY = Column(name="accuracy", note="accuracy", shown=lambda row: shown_interval(row.accuracy))
+_ACCURACY = Column(name="accuracy", note="accuracy", shown=lambda row: show_interval(row.accuracy))
 _OWN = Column(
     name="personal accuracy",
     title="own accuracy",
     note="own",
-    shown=lambda row: shown_interval(row.personal_accuracy),
+    shown=lambda row: show_interval(row.personal_accuracy),
 )
 _EPSILONS = (
-    Column(name="eps claimed", title="ε claimed", note="claimed", shown=_claimed_epsilon),
+    Column(name="eps claimed", title="ε claimed", note="claimed", shown=_show_claimed_epsilon),
     Column(
         name="eps proven",
         title="ε proven",
@@ -335,7 +339,7 @@ _CHOICE = Column(name="selected", note="choice", shown=_case("choice"))
 _LEAK = Column(
     name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)
 )
-_RECOGNISED = Column(name="recognised", note="recognised", shown=_recognised)
+_RECOGNISED = Column(name="recognised", note="recognised", shown=_show_recognised)
 _DROP = Column(
     name="accuracy drop",
     note="lost",

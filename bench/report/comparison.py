@@ -20,7 +20,7 @@ from bench.report.choosing import check_wanted
 from bench.report.leaderboard import rows_of
 from bench.report.marks import row_differences
 from bench.report.tables import tables
-from bench.report.verdicts import accuracy_drop, undefended
+from bench.report.verdicts import accuracy_drop, find_undefended
 from bench.suite import parse_value
 
 
@@ -95,7 +95,7 @@ def compare_rows(
             leaks.append(leak)
         means = [float(np.concatenate(list(leak.outcomes.values())).mean()) for leak in leaks]
         base, compared = (first, second) if means[0] <= means[1] else (second, first)
-        if rows[compared] is undefended(rows):
+        if rows[compared] is find_undefended(rows):
             base, compared = compared, base
         by_row = row_differences(rows, base, also=(compared,))
         difference = by_row[compared]
@@ -107,7 +107,7 @@ def compare_rows(
                 first=rows[first],
                 second=rows[second],
                 means=(means[0], means[1]),
-                difference=difference if compared == first else difference.reversed(),
+                difference=difference if compared == first else difference.reverse(),
                 rows=sum(d is not None for d in by_row),
                 drop=accuracy_drop(rows[first], rows[second]),
             )

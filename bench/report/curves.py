@@ -57,7 +57,11 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Po
     trainings: dict[str, list[Row]] = {}
     for row in rows:
         trainings.setdefault(same_training(row), []).append(row)
-    if any(_played(r) > _played(table[0]) for row in table for r in trainings[same_training(row)]):
+    if any(
+        _rounds_played(r) > _rounds_played(table[0])
+        for row in table
+        for r in trainings[same_training(row)]
+    ):
         return {}
     by_measure = {
         name: {i: _measure(row, name, trainings[same_training(row)]) for i, row in enumerate(table)}
@@ -73,7 +77,7 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Po
 def _measure(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
     """Return a row's figure over the rounds. checkpoints: rows of the same training."""
     if name == "leak":
-        leaks = [(_played(r), leak) for r in checkpoints if (leak := r.leak_interval)]
+        leaks = [(_rounds_played(r), leak) for r in checkpoints if (leak := r.leak_interval)]
         return sorted(leaks, key=lambda point: point[0])
     if name == "accuracy":
         return [(p.rounds, a) for p in row.course if (a := p.accuracy or p.personal_accuracy)]
@@ -81,7 +85,7 @@ def _measure(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
     return [(n, exact(e)) for n, e in known if e is not None and 0 < e < math.inf]
 
 
-def _played(row: Row) -> int:
+def _rounds_played(row: Row) -> int:
     return rounds_before(row.checkpoint, row.protocol_settings.rounds)
 
 

@@ -177,9 +177,9 @@ def worst_case(
             leaks = _leaks(threat, by_seed, scores, metric)
             if leaks is not None:
                 winners = {seed: names for seed, (_, names) in by_winner.items()}
-                leaks = replace(leaks, recognised=_recognised(by_seed, winners))
+                leaks = replace(leaks, recognised=_count_recognised(by_seed, winners))
             floor = None if leaks is None else leaks.floor
-            cases.append((signed_leak(interval.mean, floor, metric), case, leaks))
+            cases.append((leak_with_sign(interval.mean, floor, metric), case, leaks))
     return max(cases, key=lambda c: c[0])[1:] if cases else None
 
 
@@ -202,7 +202,7 @@ def _leaks(
     return Leaks(threat=threat, floor=floor, victims=victims)
 
 
-def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Recognised | None:
+def _count_recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Recognised | None:
     """Count the samples that are recognised among the selected reconstructions, or the records that
     match exactly; None where that was not measured."""
     count, of, baseline = 0.0, 0, 0.0
@@ -219,7 +219,7 @@ def _recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Reco
     return Recognised(count=round(count), of=of, baseline=round(baseline))
 
 
-def signed_leak(score: float, floor: float | None, metric: str) -> float:
+def leak_with_sign(score: float, floor: float | None, metric: str) -> float:
     """Return the part of the way from its floor to a perfect copy that a score has covered, as
     `leak`, but below 0 where it stays below the floor. Without a floor, as in old files, return a
     number that grows with the leakage."""

@@ -13,7 +13,7 @@ from bench.errors import UserError
 from bench.files import read_bytes
 from bench.protocols.settings import STRICT
 from bench.records import Flag, FlagCode, Row
-from bench.records.files import checked
+from bench.records.files import check_value
 
 ERRATA = "errata.toml"
 
@@ -60,7 +60,7 @@ def with_errata(rows: Iterable[Row], folder: Path) -> list[Row]:
         value = tomllib.loads(read_bytes(place).decode())
     except ValueError as error:
         raise UserError(f"{place} is no readable TOML ({error}).") from error
-    listed = checked(TypeAdapter(Errata), value, place).rows
+    listed = check_value(TypeAdapter(Errata), value, place).rows
 
     def flags(row: Row) -> tuple[Flag, ...]:
         reasons = (e.reason for e in listed if e.concerns(row))

@@ -118,7 +118,7 @@ def html(text: str) -> Markup:
     return escape(visible(text))
 
 
-def seen_in_html(value: Any) -> Any:
+def escape_value(value: Any) -> Any:
     """A value before a template escapes it."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 

@@ -16,7 +16,7 @@ from bench.files import no_link
 from bench.records import Row
 from bench.report.curves import course, courses
 from bench.report.overview import OVER, Overview, by_protocol
-from bench.report.paper import LINE_HEIGHT, Paper, inches, styled, write
+from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
 from bench.report.scatters import pareto, spots_of
 from bench.report.tables import tables
 
@@ -42,7 +42,7 @@ def overview_map(summary: Overview, *, width: str = "page") -> Figure:
     deep = max(len(line) for head in heads for line in head.splitlines()) * _LETTER_WIDTH
     edges = [0.0, *itertools.accumulate(max(1.6, len(name.splitlines())) for name in lines)]
     leaks = [[math.nan if v.leak is None else v.leak for v in r.verdicts] for r in summary.lines]
-    with styled():
+    with style_figures():
         size = (inches(width), edges[-1] * LINE_HEIGHT + deep + 0.5)
         figure = Paper(figsize=size, layout="constrained")
         axes = figure.subplots()

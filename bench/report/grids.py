@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.records import RECONSTRUCTION, Cell, canonical
-from bench.report.paper import Paper, inches, styled
+from bench.report.paper import Paper, inches, style_figures
 from bench.report.pictures import read_pair
 from bench.toolkit.images import ssim
 
@@ -108,7 +108,7 @@ def _grid(lines: Sequence[tuple[str, np.ndarray, Sequence[float]]], inches: floa
     side = (inches - name) / max(len(images) for _, images, _ in lines)
     heights = [side + (_SCORE if scores else 0.06) for _, _, scores in lines]
     height = sum(heights) + 0.05
-    with styled():
+    with style_figures():
         figure = Paper(figsize=(inches, height))
         # One pair of axes in inches for all pictures: hundreds of axes take seconds to draw.
         axes = figure.add_axes((0, 0, 1, 1))

@@ -21,7 +21,7 @@ import bench
 from bench.records import Row, Run, short
 from bench.report import explain, gallery, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
-from bench.report.escaping import seen_in_html, visible
+from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
 from bench.report.verdicts import has_use
@@ -163,7 +163,7 @@ def environment() -> Environment:
     templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
-        finalize=seen_in_html,
+        finalize=escape_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -186,7 +186,7 @@ def content_hash(text: str) -> str:
 
 def _mark_code(text: str) -> Markup:
     """Words between backticks as code."""
-    parts = enumerate(map(seen_in_html, re.split(r"`([^`]+)`", text)))
+    parts = enumerate(map(escape_value, re.split(r"`([^`]+)`", text)))
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in parts)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, accuracy_interval, share_interval
-from bench.protocols.settings import Checkpoint, named_work
+from bench.protocols.settings import Checkpoint, describe_works
 from bench.records import (
     AttackOutcome,
     AttackRecord,
@@ -195,7 +195,7 @@ def _table(
         records = {seed: r for seed, r in read_all if r is not None}
         cells = [c for t in members for c in t.cells]
         if records and (not cells or any(c.checkpoint == checkpoint for c in cells)):
-            row = _trained_row(run, members, checkpoint, records)
+            row = _row_of_trainings(run, members, checkpoint, records)
             row = _add_attacks(row, members, read)
             drafts.append((row, [*records.values()]))
     measured = _convergences([row for row, _ in drafts])
@@ -207,7 +207,7 @@ def _table(
     return sort_rows(table)
 
 
-def _trained_row(
+def _row_of_trainings(
     run: Run,
     trainings: Sequence[PlannedTraining],
     checkpoint: Checkpoint,
@@ -266,12 +266,12 @@ def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> 
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
         for truth in (True, False)
     )
-    named = {n: t.observed_work(row.protocol_settings) for n, t in used.items()}
+    named = {n: t.describe_work(row.protocol_settings) for n, t in used.items()}
     ranking = choice or worst
     return replace(
         row,
         threat="; ".join(t.describe() for t in used.values()),
-        observed=named_work(named),
+        observed=describe_works(named),
         attacks=entries,
         worst=worst and worst[0],
         choice=choice and choice[0],

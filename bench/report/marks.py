@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.metrics.paired import Difference, differences
 from bench.records import FlagCode, Marks, Row
-from bench.report.verdicts import accuracy_drop, find_understated_leakage, has_use, undefended
+from bench.report.verdicts import accuracy_drop, find_undefended, find_understated_leakage, has_use
 
 _UNTRUSTED = (
     FlagCode.BELOW_FLOOR,
@@ -31,7 +31,7 @@ LEGEND = {
 
 def with_marks(table: Sequence[Row]) -> list[Row]:
     """Return a table's rows with their marks and accuracy drops."""
-    by_place, bare = marks(table), undefended(table)
+    by_place, bare = marks(table), find_undefended(table)
     return [
         replace(
             row,
@@ -54,7 +54,7 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
         for i in (range(len(table)) if candidates is None else candidates)
         if has_use(table[i]) and table[i].leaks is not None
     ]
-    bare = undefended(table)
+    bare = find_undefended(table)
     known = bare is not None and bare.leaks is not None and has_use(bare)
     base = next((i for i, row in enumerate(table) if row is bare), None) if known else None
     trusted = [i for i in places if is_trusted(table[i])]

@@ -13,11 +13,17 @@ from dataclasses import dataclass, field, replace
 from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks, Row
 from bench.report import explain
-from bench.report.columns import epsilon_text, refuted, shade, supported
+from bench.report.columns import epsilon_text, format_supported, is_refuted, shade
 from bench.report.costs import COSTS, Cost
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
-from bench.report.verdicts import UNDEFENDED, at_most, find_understated_leakage, has_use, undefended
+from bench.report.verdicts import (
+    UNDEFENDED,
+    at_most,
+    find_undefended,
+    find_understated_leakage,
+    has_use,
+)
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
@@ -42,7 +48,7 @@ OVER = "^"
 """Of a setting whose accuracy drop may be over the limit."""
 
 
-def disputed(rows: Iterable[Row | None]) -> bool:
+def is_disputed(rows: Iterable[Row | None]) -> bool:
     """Return whether one of the rows is listed as not the paper's own method."""
     return any(f.code is FlagCode.NOT_AS_PUBLISHED for r in rows if r is not None for f in r.flags)
 
@@ -115,7 +121,7 @@ class Verdict:
             return "–" if self.why == _NOT_RUN else self.why
         if self.leak > self.row.leak_interval.mean:
             return f"{self.leak:.1f}"
-        return supported(self.row.leak_interval, self.row.seeds)
+        return format_supported(self.row.leak_interval, self.row.seeds)
 
     @property
     def text(self) -> str:
@@ -130,7 +136,7 @@ class Verdict:
             return ""
         return (
             f"{self.marks.text}{'?' if self.doubts else ''}{OVER if self.over else ''}"
-            f"{DAGGER if disputed([self.row]) else ''}"
+            f"{DAGGER if is_disputed([self.row]) else ''}"
         )
 
     @property
@@ -144,7 +150,7 @@ class Verdict:
         """Points: 2.1 [1.8, 2.4]."""
         if self.row is None or self.drop is None or self.row.defense == UNDEFENDED:
             return "–"
-        return supported(self.drop, self.row.seeds, 100)
+        return format_supported(self.drop, self.row.seeds, 100)
 
     @property
     def style(self) -> str:
@@ -173,7 +179,7 @@ class DefenseLine:
         """What stands in the columns of `column_notes`: the worst over its tables."""
         known = ([v.costs[name] for v in self.verdicts if name in v.costs] for name in COSTS)
         worst = (max((f for f in some if f is not None), default=None) for some in known)
-        return [_drop(self), *map(times, worst), _proven(self), _audited(self)]
+        return [_drop(self), *map(times, worst), _proven(self), _describe_audit(self)]
 
     @property
     def mean_leak(self) -> float:
@@ -254,7 +260,7 @@ def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ..
 
 def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
     """Return each defense's verdict in one table."""
-    bare = undefended(rows)
+    bare = find_undefended(rows)
     verdicts = [_verdict([*_settings(rows, name, bare, loss)], loss) for name in defenses]
     marked = marks(rows, [v.place for v in verdicts if v.row is not None])
     return [replace(v, marks=marked.get(v.place, Marks())) if v.row else v for v in verdicts]
@@ -282,7 +288,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     if not settings:
         return Verdict(why=_NOT_RUN)
     useful = [s for s in settings if s.row and has_use(s.row)]
-    dagger = DAGGER if disputed(s.row for s in settings) else ""
+    dagger = DAGGER if is_disputed(s.row for s in settings) else ""
     if not useful:
         flags = {f.code for s in settings if s.row for f in s.row.flags}
         if FlagCode.UNDECLARED in flags:
@@ -349,13 +355,13 @@ def _proven(line: DefenseLine) -> str:
     return "none" if max(known) == math.inf else epsilon_text(max(known))
 
 
-def _audited(line: DefenseLine) -> str:
+def _describe_audit(line: DefenseLine) -> str:
     audited = [(r.audit.eps_audited, r) for r in line.rows if r.audit]
     if not audited:
         return "–"
     value, row = max(audited, key=lambda pair: pair[0])
     more = "+" if row.audit and row.audit.eps_at_least else ""
-    return f"{value:.2g}{more}{'!' if any(map(refuted, line.rows)) else ''}"
+    return f"{value:.2g}{more}{'!' if any(map(is_refuted, line.rows)) else ''}"
 
 
 def legend(summaries: Sequence[Overview]) -> list[str]:
@@ -379,7 +385,7 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
         lines.append(f"? may leak more: {'; '.join(doubts)}.")
     if OVER in signs:
         lines.append(f"{OVER} the interval of its accuracy drop crosses {loss}.")
-    if disputed(v.row for v in verdicts):
+    if is_disputed(v.row for v in verdicts):
         lines.append(f"{DAGGER} not the paper's own method (see the row).")
     words = {v.why.removesuffix(DAGGER) for v in verdicts}
     lines += [f"{word}: {text}" for word, text in explain.NO_LEAKAGE.items() if word in words]

@@ -68,7 +68,7 @@ class Paper(Figure):
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
         """As matplotlib's, in the figures' style."""
-        with styled():
+        with style_figures():
             super().savefig(*args, **kwargs)
 
     def _repr_png_(self) -> bytes:
@@ -78,7 +78,7 @@ class Paper(Figure):
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def style_figures() -> Iterator[None]:
     """The figures' style, whatever the user's own settings are."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -154,7 +154,7 @@ def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes
         width: column or page.
         missing: Names of what has no figure.
     """
-    with styled():
+    with style_figures():
         figure = Paper(layout="constrained")
         axes = figure.subplots()
         yield figure, axes

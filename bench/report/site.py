@@ -17,7 +17,7 @@ from markupsafe import Markup
 import bench
 from bench.errors import UserError
 from bench.files import read_bytes
-from bench.harness.store import staged, write_whole
+from bench.harness.store import stage_folder, write_whole
 from bench.records import RUN, RUN_FILES, to_json
 from bench.records.submitted import SUBMISSION, read_submission
 from bench.registry import Registry, discover
@@ -165,7 +165,7 @@ def write(source: Path, out: Path) -> list[Path]:
     if out.resolve().is_relative_to(source.resolve()):
         raise UserError(f"--out must lie outside of the results {source}, got {out}.")
     entries, curves = collect(source), sweeps(source)
-    with staged(out) as stage:
+    with stage_folder(out) as stage:
         for entry in entries:
             for name, text in entry.texts().items():
                 write_whole(stage / entry.name / name, text)

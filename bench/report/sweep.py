@@ -44,7 +44,7 @@ def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Inter
             names[title] += 1
             if names[title] > 1:  # tables that differ in what their titles leave out
                 title = f"{title} · {names[title]}"
-            labels = [_fixed_setting(over, row, value) for row in members]
+            labels = [_setting_without(over, row, value) for row in members]
             for row, label in zip(members, labels, strict=True):
                 label = label if labels.count(label) == 1 else row.setting
                 if row.leak_interval is not None:
@@ -53,7 +53,7 @@ def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Inter
     return by_title
 
 
-def _fixed_setting(over: str, row: Row, value: Any) -> str:
+def _setting_without(over: str, row: Row, value: Any) -> str:
     """Return the row's setting without the varied value: its points are one curve."""
     varied = re.fullmatch(r"defenses\.\d+\.settings\.(\w+)", over)
     if varied is None or row.settings.get(varied[1]) != value:

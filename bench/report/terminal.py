@@ -13,7 +13,7 @@ from rich.text import Text
 from bench.records import Row, short
 from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.columns import Shown, refuted
+from bench.report.columns import Shown, is_refuted
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
 from bench.report.verdicts import UNDEFENDED, has_use
@@ -118,7 +118,7 @@ def legend(rows: Sequence[Row]) -> str:
     """Explain the columns, signs and letters that occur, a line each."""
     letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
     lines = whole_legend(rows)
-    if any(map(refuted, rows)):
+    if any(map(is_refuted, rows)):
         lines.append("! at a claim: an attack on one release certifies more.")
     if units := sorted({r.unit for r in rows if r.unit}):
         lines.append("Claims are per " + ", ".join(f"{u} (/{u[:2]})" for u in units) + ".")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.columns import Shown, spared
+from bench.report.columns import Shown, has_spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
@@ -31,7 +31,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "scores": any({"ssim", "lnacc"} & e.scores.keys() for e in entries),
         "floor": any(e.floor for e in entries),
         "proven": any(r.eps_record is not None for r in rows),
-        "spared": any(map(spared, entries)),
+        "spared": any(map(has_spared, entries)),
         "errors": any_errors(rows),
         "audited": any(r.audit for r in rows),
         "personal": any_personalised(rows),

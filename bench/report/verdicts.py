@@ -74,7 +74,7 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and row.leaks and row.leaks.below_baseline:
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
-    yield from _unassigned_leakage(row)
+    yield from _flag_unassigned(row)
     yield from _stronger_attack(row)
     if row.worst and not row.choice:
         yield Flag(code=FlagCode.BY_BOUND)
@@ -97,7 +97,7 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
     return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
 
 
-def _unassigned_leakage(row: Row) -> Iterator[Flag]:
+def _flag_unassigned(row: Row) -> Iterator[Flag]:
     """Flag the attack that reconstructs most when samples may go to any client, where that is much
     more than it reconstructs of each client's own, and than the row shows."""
     if row.leak is None or row.ranking is None:
@@ -223,7 +223,7 @@ def at_most(drop: float, loss: float) -> bool:
     return drop <= loss + _ROUNDING
 
 
-def undefended(rows: Sequence[Row]) -> Row | None:
+def find_undefended(rows: Sequence[Row]) -> Row | None:
     """Return the row of a table with which the others are compared; None without one that
     learned."""
     able = [r for r in rows if not any(f.code in _LEARNED_NOTHING for f in r.flags)]

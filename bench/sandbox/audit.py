@@ -182,7 +182,7 @@ def _find(
     separation = separate(a, b, confidence=confidence, delta=max(facts.delta, claim_delta or 0.0))
     eps = separation.epsilon(facts.delta)
     eps_claim = None if claim is None else separation.epsilon(claim_delta or 0.0)
-    verdict_claim = _compared(eps_claim, claim)
+    verdict_claim = _compare(eps_claim, claim)
     return AuditFinding(
         pair=pair.name,
         channel=pair.channel,
@@ -194,7 +194,7 @@ def _find(
         at_least=separation.never and eps > 0,
         cap=separation.cap,
         eps_record=entry.eps_record,
-        verdict_proof=_compared(
+        verdict_proof=_compare(
             eps if "record" in pair.units else None, entry.eps_record, unproven="no proof"
         ),
         claim=claim,
@@ -205,9 +205,7 @@ def _find(
     )
 
 
-def _compared(
-    eps: float | None, epsilon: float | None, unproven: Verdict = "consistent"
-) -> Verdict:
+def _compare(eps: float | None, epsilon: float | None, unproven: Verdict = "consistent") -> Verdict:
     if eps is None or epsilon is None:
         return "not covered"
     if epsilon == float("inf"):

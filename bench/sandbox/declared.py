@@ -63,7 +63,7 @@ class MessageCheck:
         self.misfits: dict[str, None] = {}
         self.rounds: list[tuple[Where, float, float]] = []
 
-    def watched(self, sampled: Sequence[str]) -> list[str]:
+    def choose_watched(self, sampled: Sequence[str]) -> list[str]:
         """The client of the next round whose upload is to be kept, if any: each is drawn, and kept
         for a second round, so that the noise of two rounds can be compared."""
         again, self.again = self.again, ""

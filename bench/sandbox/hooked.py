@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.contract.defense import Defense, fresh
 from bench.contract.hooks import HOOKS, Hook, members_of, overrides
-from bench.foreign import MOST_TEXT, Escaped, contained, in_one_line, place_of
+from bench.foreign import MOST_TEXT, Escaped, contain, in_one_line, place_of
 
 Around = Callable[[Hook, Callable[..., Any], tuple[Any, ...]], Any]
 """(hook, the hook itself, its arguments) -> the answer."""
@@ -52,11 +52,13 @@ class WrongAnswer(PluginFault):
 
 
 @contextmanager
-def named(hook: str, *plugins: object, lets: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def name_errors(
+    hook: str, *plugins: object, lets: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Whatever the plugins' code raises inside becomes a HookError, but for what is let pass."""
     passed: tuple[type[Exception], ...] = (PluginFault, *lets)
     try:
-        with contained():
+        with contain():
             yield
     except passed:
         raise
@@ -64,7 +66,7 @@ def named(hook: str, *plugins: object, lets: tuple[type[Exception], ...] = ()) -
         raise HookError(hook, error, *plugins) from error
 
 
-def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) -> Defense:
+def hook(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) -> Defense:
     """A copy of the defense whose hooks are called through `around`, but for those that another
     of its hooks calls. Errors inside a hook are HookErrors."""
     copy = fresh(defense)
@@ -78,7 +80,7 @@ def hooked(defense: Defense, around: Around, hooks: tuple[Hook, ...] = HOOKS) ->
             nonlocal inside
             inside = True
             try:
-                with named(hook.name, *plugins):
+                with name_errors(hook.name, *plugins):
                     return method(*arguments)
             finally:
                 inside = False
@@ -108,7 +110,7 @@ def guard(defense: Defense) -> Defense:
             checked.add(hook.name)
         return result
 
-    return hooked(defense, around, tuple(h for h in HOOKS if overrides(defense, h.name)))
+    return hook(defense, around, tuple(h for h in HOOKS if overrides(defense, h.name)))
 
 
 def check(hook: Hook, arguments: tuple[Any, ...], result: Any) -> None:

@@ -26,12 +26,12 @@ from bench.metrics.distinguish import Array
 from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
-from bench.sandbox.hooked import HookError, WrongAnswer, named
+from bench.sandbox.hooked import HookError, WrongAnswer, name_errors
 from bench.sandbox.stage import (
     CPU,
     VICTIM,
     client_alone,
-    informed_client,
+    inform_client,
     play_round,
     token,
     train_alone,
@@ -243,7 +243,7 @@ def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
         rows: list[Received] = []
         for _ in range(draws):
             stages: Any = ("round", "upload")
-            client = client_alone(rng) if alone else informed_client(defense, stages, rng)
+            client = client_alone(rng) if alone else inform_client(defense, stages, rng)
             sent = defense.upload([message], local, client)
             if plans := defense.public_plans(sent):
                 client.plan.update(plans[0])
@@ -264,9 +264,9 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
     labelled = not torch.equal(defense.labels(y, client_alone(rng)), y)
     ends, changed, smashed = None, False, split or overrides(defense, "smashed")
     if smashed:
-        ends = _smashed_ends(defense, size, rng)
+        ends = _bound_smashed(defense, size, rng)
     if ends is not None:
-        part = defense.smashed(ends[1], informed_client(defense, ("round", "step"), rng))
+        part = defense.smashed(ends[1], inform_client(defense, ("round", "step"), rng))
         changed = part.present is not None or not torch.equal(part.values, ends[1])
         if not (split or changed):
             ends = None
@@ -299,7 +299,7 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
         )
 
 
-def _smashed_ends(
+def _bound_smashed(
     defense: Defense, size: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:
     """One sample's smashed data [1, ...] at both ends of what the mechanisms let through.
@@ -307,7 +307,7 @@ def _smashed_ends(
     They differ in at most `size` values, since a claim may be for so many. The shape is the
     first that the hook takes: flat, or tokens, by number of values.
     """
-    client = informed_client(defense, ("round", "step"), rng)
+    client = inform_client(defense, ("round", "step"), rng)
     for shape in _shapes(size):
         try:
             defense.smashed(torch.zeros(1, *shape), client)
@@ -347,7 +347,7 @@ def _step(
     """Smashed data, labels or both of one sample. Without third parties rows are a batch; with
     them each draw is a step of its own, so that their randomness is drawn anew."""
 
-    def sent(second: bool, rows: int, client: Client) -> list[Received]:
+    def send(second: bool, rows: int, client: Client) -> list[Received]:
         sides: dict[str, Tensor] = {}
         if smashed is not None:
             part = defense.smashed(smashed[second].repeat_interleave(rows, dim=0), client)
@@ -359,10 +359,9 @@ def _step(
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         if not defense.third_parties(0):
-            return sent(second, draws, client_alone(rng))
+            return send(second, draws, client_alone(rng))
         return [
-            sent(second, 1, informed_client(defense, ("round", "step"), rng))[0]
-            for _ in range(draws)
+            send(second, 1, inform_client(defense, ("round", "step"), rng))[0] for _ in range(draws)
         ]
 
     return release
@@ -449,10 +448,10 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
         rows: list[Received] = []
         for _i in range(draws):
             forked = with_fresh_secrets(start, "audit", token(rng))
-            with named("a round", *members_of(defense)):
+            with name_errors("a round", *members_of(defense)):
                 wire = play_round(forked, work).wire
             senders = {VICTIM, *forked.parties}
-            rows.append(row_of(m for m in wire.seen_by(SERVER) if m.sender in senders))
+            rows.append(row_of(m for m in wire.messages_for(SERVER) if m.sender in senders))
         return rows
 
     return release

@@ -96,7 +96,7 @@ def checks_of(
         if _scales(mechanism):
             return _scaling(mechanism, pairs)
         clips = [m for m in mechanisms if _scales(m) and m.of == mechanism.of]
-        return _drawn(mechanism, clips, pairs, most)
+        return _compare_draws(mechanism, clips, pairs, most)
 
     return [(f"declared {type(m).__name__} of {m.of}", partial(check, m)) for m in mechanisms]
 
@@ -152,7 +152,7 @@ def noise_of(mechanism: Mechanism, clips: Sequence[Mechanism], pair: Pair) -> Te
 # --- tests ------------------------------------------------------------------------------------
 
 
-def _drawn(
+def _compare_draws(
     mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair], most: int
 ) -> str:
     rng = torch.Generator().manual_seed(0)

@@ -88,7 +88,7 @@ class Rehearsals:
             server=tuple(detached(s) for s in shadow.server_steps()),
             before=detached(before),
             after=None if seen.after is None else detached(shadow.state),
-            messages=result.wire.seen_by(seen.party),
+            messages=result.wire.messages_for(seen.party),
             clients=tuple(c.id for c in result.joined if c.id in own),
             known={k: v for k, v in seen.known.items() if k != "truth_labels"},
         )

@@ -33,7 +33,7 @@ def client_alone(rng: torch.Generator) -> Client:
     )
 
 
-def informed_client(defense: Defense, stages: Sequence[Stage], rng: torch.Generator) -> Client:
+def inform_client(defense: Defense, stages: Sequence[Stage], rng: torch.Generator) -> Client:
     """A client alone that has heard the third parties at these stages; they draw anew."""
     client = client_alone(rng)
     parties = defense.third_parties(token(rng))

@@ -17,7 +17,7 @@ from string import Template
 from bench.errors import UserError
 from bench.files import sha256
 from bench.harness.plan import expand
-from bench.names import counted, is_file_name
+from bench.names import count_of, is_file_name
 from bench.records import RUN, FlagCode, Job, Row, Run
 from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
 from bench.report import frames
@@ -90,11 +90,11 @@ def marks_of(folder: Path) -> list[str]:
 def _size(own: Sequence[Row], run: Run) -> Iterator[str]:
     seeds = min(len(r.seeds) for r in own)
     if seeds < LEAST_SEEDS:
-        few = counted(seeds, "seed")
+        few = count_of(seeds, "seed")
         yield f"{few} where {LEAST_SEEDS} are asked for: other trainings may differ."
     victims = min((t.victims for t in run.suite.threats if not t.recorded), default=LEAST_VICTIMS)
     if victims < LEAST_VICTIMS:
-        yield f"{counted(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
+        yield f"{count_of(victims, 'victim')} per training where {LEAST_VICTIMS} are asked for."
 
 
 def _use(own: Sequence[Row], name: str) -> Iterator[str]:

@@ -82,8 +82,12 @@ def _of_training(record: TrainRecord) -> dict[str, Figure]:
         "accuracy": (accuracy, None),
         "own accuracy": (record.personal_accuracy, None),
         "diverged": ("no" if record.diverged is None else "yes", None),
-        **_named(record, 0.0, "test_samples", "rounds_played", "keeping_clients", "variant"),
-        **_named(record, None, "class_chance", "personal_chance", "bytes_up", "bytes_down"),
+        **_figures_by_name(
+            record, 0.0, "test_samples", "rounds_played", "keeping_clients", "variant"
+        ),
+        **_figures_by_name(
+            record, None, "class_chance", "personal_chance", "bytes_up", "bytes_down"
+        ),
         "eps claimed": (ledger.eps_claimed, _EPSILON),
         "eps proven": (ledger.eps_record, _EPSILON),
         "unit of the claim": (ledger.unit, None),
@@ -104,14 +108,14 @@ def _of_attack(record: AttackRecord) -> dict[str, Figure]:
     scores = {"": record.values, " floor": record.floors, " at twice the budget": doubled}
     figures: dict[str, Figure] = {
         "failed victims": (record.failed, 0.0),
-        **_named(record, 0.0, "victims", "samples", "budget", "is_floor"),
-        **_named(record, _SPENDING, "gradient_evaluations"),
+        **_figures_by_name(record, 0.0, "victims", "samples", "budget", "is_floor"),
+        **_figures_by_name(record, _SPENDING, "gradient_evaluations"),
         **{f"{m}{at}": (value, None) for at, of in scores.items() for m, value in of.items()},
     }
     return figures if record.judged is None else figures | {"judged loss": (record.judged, None)}
 
 
-def _named(
+def _figures_by_name(
     record: TrainRecord | AttackRecord, tolerance: float | None, *names: str
 ) -> dict[str, Figure]:
     return {name.replace("_", " "): (getattr(record, name), tolerance) for name in names}

@@ -244,7 +244,7 @@ def _visible(shown: Sequence[Path]) -> list[Path]:
     visible: list[Path] = []
     own = {Path(p) for p in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
     home = Path.home().resolve()
-    libraries = _named_by("LD_LIBRARY_PATH")
+    libraries = _list_folders("LD_LIBRARY_PATH")
     needed = {*own, *libraries, *_packages(), *_import_folders(), *_links(), *shown}
     for path in sorted(needed):
         if home.is_relative_to(path.resolve()):
@@ -273,13 +273,13 @@ def _packages() -> Iterator[Path]:
 
 def _import_folders() -> Iterator[Path]:
     """Folders of installed packages outside the environment, and those that PYTHONPATH names."""
-    yield from _named_by("PYTHONPATH")
+    yield from _list_folders("PYTHONPATH")
     for name in sys.path:
         if os.path.basename(name) in ("site-packages", "dist-packages"):
             yield Path(name).absolute()
 
 
-def _named_by(variable: str) -> Iterator[Path]:
+def _list_folders(variable: str) -> Iterator[Path]:
     """The folders that an environment variable lists, but for such as hold the home folder."""
     home = Path.home().resolve()
     for name in filter(None, os.environ.get(variable, "").split(os.pathsep)):

@@ -18,7 +18,7 @@ from bench import __version__, models
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code, Keys
-from bench.harness.store import Store, staged
+from bench.harness.store import Store, stage_folder
 from bench.records import (
     RUN,
     AttackOutcome,
@@ -133,7 +133,7 @@ def submit(
     )
     places = [run_folder, out, *(f.absolute().parent for f in (*files, *map(Path, run.plugins)))]
     places += [data_dir] if data_dir is not None else []
-    with staged(folder) as stage:
+    with stage_folder(folder) as stage:
         for file, source in zip(files, sources, strict=True):
             (stage / "source").mkdir(exist_ok=True)
             shutil.copyfile(file, stage / source)

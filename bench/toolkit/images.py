@@ -56,17 +56,17 @@ def similar_to(x: Tensor) -> Callable[[Tensor, Tensor | slice], Tensor]:
     x = x.double()
     down, across = (_window_matrix(side).to(x.device) for side in x.shape[-2:])
 
-    def blurred(maps: Tensor) -> Tensor:
+    def blur(maps: Tensor) -> Tensor:
         return down @ maps @ across.T
 
-    mx = blurred(x)
-    vx = blurred(x * x) - mx * mx
+    mx = blur(x)
+    vx = blur(x * x) - mx * mx
 
     def similar(images: Tensor, slots: Tensor | slice) -> Tensor:
-        mean = blurred(images)
-        variance = (blurred(images * images) - mean * mean)[slots]
+        mean = blur(images)
+        variance = (blur(images * images) - mean * mean)[slots]
         mean = mean[slots]
-        covariance = blurred(images[slots] * x) - mean * mx
+        covariance = blur(images[slots] * x) - mean * mx
         top = (2 * mean * mx + _C1) * (2 * covariance + _C2)
         bottom = (mean * mean + mx * mx + _C1) * (variance + vx + _C2)
         return (top / bottom).mean(dim=(1, 2, 3))

@@ -34,7 +34,7 @@ per_cell: dict[int, float] = {}
 
 
 def planned(suite: Path | str, **only: Any) -> tuple[Plan, runner.Keys]:
-    return launch.planned(suites.read_suite(str(suite)), only, Environment())
+    return launch.plan_suite(suites.read_suite(str(suite)), only, Environment())
 
 
 def fill(plan: Plan, keys: runner.Keys, place: Store) -> None:

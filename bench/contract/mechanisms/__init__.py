@@ -7,7 +7,7 @@ from bench.contract.mechanisms.additive import (
     LaplaceNoise,
     NoiseFree,
     SmashedNoise,
-    averaged,
+    average,
 )
 from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_distance, without_law
 from bench.contract.mechanisms.bits import BernoulliMask
@@ -33,7 +33,7 @@ __all__ = [
     "SmashedNoise",
     "Sparsified",
     "TwoPoint",
-    "averaged",
+    "average",
     "squared_distance",
     "without_law",
 ]

@@ -44,7 +44,7 @@ class Averaged(Mechanism):
     each: str
 
 
-def averaged(mechanisms: Sequence[Mechanism], count: int) -> list[Mechanism]:
+def average(mechanisms: Sequence[Mechanism], count: int) -> list[Mechanism]:
     """What is so of the mean of `count` clients' values that mechanisms acted on independently.
 
     What scales whole rows still does so with each client's. Noise of mean 0 is nearly normal
@@ -100,7 +100,7 @@ class _Gaussian(Mechanism):
         return Prepared(partial(_normal, variance=self.variance), (seen,))
 
 
-def _weighed(sent: Tensor, seen: Tensor, *, precision: float) -> tuple[Tensor, Tensor]:
+def _normal_of_weighed(sent: Tensor, seen: Tensor, *, precision: float) -> tuple[Tensor, Tensor]:
     """As `_normal`, rounded as the weighed squared distance of noise-free smashed data is."""
     rest = sent - seen
     weighed = rest * precision
@@ -150,7 +150,7 @@ class SmashedNoise(_Gaussian):
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         if not self.random:
             return super().prepared(seen, softness, base=base)
-        return Prepared(partial(_weighed, precision=1 / (2 * self.variance)), (seen,))
+        return Prepared(partial(_normal_of_weighed, precision=1 / (2 * self.variance)), (seen,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,10 +41,10 @@ class Prepared:
 
 def squared_distance(seen: Tensor) -> Prepared:
     """The squared distance, which stands for a likelihood where nothing is random."""
-    return Prepared(_squared, (seen,))
+    return Prepared(_square, (seen,))
 
 
-def _squared(sent: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def _square(sent: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     rest = sent - seen
     return rest.square(), 2 * rest
 

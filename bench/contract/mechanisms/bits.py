@@ -72,9 +72,9 @@ class BernoulliMask(Mechanism):
             values = values + self.score_std * noise
         theta = torch.sigmoid(values)
         if self.theta_std:
-            theta = self._clipped(theta) if self.theta_clipped else theta
+            theta = self._clip(theta) if self.theta_clipped else theta
             noise = torch.randn(values.shape, generator=rng, dtype=values.dtype)
-            theta = self._clipped(theta + self.theta_std * noise)
+            theta = self._clip(theta + self.theta_std * noise)
         if not self.sampled:
             return theta
         return (torch.rand(values.shape, generator=rng, dtype=values.dtype) < theta).to(values)
@@ -94,7 +94,7 @@ class BernoulliMask(Mechanism):
             return chance, slope
         theta, inside = chance, torch.ones_like(chance)
         if self.theta_clipped:
-            theta = self._clipped(chance)
+            theta = self._clip(chance)
             inside = (theta == chance).to(chance)
         # The mean of a clipped normal variable, in float64: strong noise leaves a small rest of
         # large terms.
@@ -108,9 +108,9 @@ class BernoulliMask(Mechanism):
         distance of the scores behind them (see `read`)."""
         if not self.sampled:
             return squared_distance(seen)
-        return Prepared(self._noised_misfit if self.noised else _bernoulli, (seen,))
+        return Prepared(self._misfit_under_noise if self.noised else _bernoulli, (seen,))
 
-    def _noised_misfit(self, sent: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def _misfit_under_noise(self, sent: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         chance, slope = self.chance(sent)
         likely = torch.where(seen > 0.5, chance, 1 - chance).clamp_min(TINY)
         return -likely.log(), torch.where(seen > 0.5, -slope, slope) / likely
@@ -124,7 +124,7 @@ class BernoulliMask(Mechanism):
 
     def gradient(self, seen: Tensor, *, base: Tensor, step: float) -> Tensor:
         """As `estimate`: (theta - bit) / theta' is the scores' step."""
-        chance, slope = self._expected(base)
+        chance, slope = self._expect(base)
         return (chance - seen) / (slope * step)
 
     def gradient_variance(
@@ -132,27 +132,27 @@ class BernoulliMask(Mechanism):
     ) -> Tensor | float:
         return self._spread(base) / step**2
 
-    def _expected(self, base: Tensor) -> tuple[Tensor, Tensor]:
+    def _expect(self, base: Tensor) -> tuple[Tensor, Tensor]:
         """Probability of a 1, and its derivative by the score, where nothing was learnt."""
         if self.noised:
             return self.chance(self.received(base))
-        theta = self._clipped(base)
+        theta = self._clip(base)
         return theta, theta * (1 - theta)
 
     def _spread(self, base: Tensor) -> Tensor:
         """Variance of the scores' estimate where nothing was learnt."""
-        chance, slope = self._expected(base)
+        chance, slope = self._expect(base)
         return chance * (1 - chance) / slope.square() if self.noised else 1 / slope
 
     def received(self, base: Tensor) -> Tensor:
-        return torch.logit(self._clipped(base))
+        return torch.logit(self._clip(base))
 
     def read(self, sent: Tensor) -> tuple[Tensor, Tensor]:
         """Scores behind probabilities; one that was rounded to 0 or 1 tells none."""
         inside = (sent > 0) & (sent < 1)
         return torch.where(inside, torch.logit(sent), sent), inside | sent.isnan()
 
-    def _clipped(self, base: Tensor) -> Tensor:
+    def _clip(self, base: Tensor) -> Tensor:
         return base.clamp(self.clip, 1 - self.clip)
 
 

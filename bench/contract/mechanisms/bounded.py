@@ -66,9 +66,9 @@ class _Interval(Mechanism):
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         centre, radius = self._intervals(base, values.double())
         v = ((values.double() - centre) / radius).clamp(-1, 1)
-        return (centre + radius * self._released(v, rng)).to(values)
+        return (centre + radius * self._release(v, rng)).to(values)
 
-    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         raise NotImplementedError
 
     def softness(self, heat: float = 0.0) -> float:
@@ -82,7 +82,7 @@ class _Interval(Mechanism):
     def _misfit(
         self, sent: Tensor, z: Tensor, centre: Tensor, radius: Tensor, *, softness: float
     ) -> tuple[Tensor, Tensor]:
-        v, inside = _clipped((sent - centre) / radius, softness)
+        v, inside = _clip((sent - centre) / radius, softness)
         loss, slope = self._unit_misfit(v, z, softness)
         return loss, slope * inside / radius
 
@@ -96,7 +96,7 @@ class _Interval(Mechanism):
         return (self.interval(base)[1] * factor) ** 2 * self.unit_variance
 
 
-def _clipped(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
+def _clip(v: Tensor, softness: float) -> tuple[Tensor, Tensor]:
     """v clipped to [-1, 1], with edges rounded within `softness`, and its derivative."""
     if softness == 0:
         return v.clamp(-1, 1), (v.abs() <= 1).to(v)
@@ -126,7 +126,7 @@ class TwoPoint(_Interval):
     def of_mean(self, count: int) -> Mechanism:
         return replace(self, count=self.count * count)
 
-    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         slope = math.tanh(self.epsilon / 2)
         total = torch.zeros_like(v)
         for _ in range(self.count):
@@ -217,7 +217,7 @@ class Piecewise(_Interval):
         small, rest = math.exp(-self.epsilon / 2), -math.expm1(-self.epsilon / 2)
         return v / rest, small / rest
 
-    def _released(self, v: Tensor, rng: torch.Generator) -> Tensor:
+    def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         near, place = (torch.rand(v.shape, generator=rng, dtype=v.dtype) for _ in range(2))
         middle, half = self._window(v)
         inside = middle + half * (2 * place - 1)

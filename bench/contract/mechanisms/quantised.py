@@ -84,7 +84,9 @@ class Sparsified(Mechanism):
             return Prepared(outside, (low, high))
         unit = least(sent)
         unit = torch.where(unit.isinf(), 1.0, unit)  # nothing was sent, and nothing compares
-        return Prepared(_noised, (low, high, unit * (RESIDUAL if self.residual else softness)))
+        return Prepared(
+            _interval_under_noise, (low, high, unit * (RESIDUAL if self.residual else softness))
+        )
 
 
 def outside(sent: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +95,9 @@ def outside(sent: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return rest.square(), 2 * rest
 
 
-def _noised(sent: Tensor, low: Tensor, high: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+def _interval_under_noise(
+    sent: Tensor, low: Tensor, high: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor]:
     """Of values known to lie in [low, high] after normal noise: its density where both are one,
     else the chance of the interval, by logistic noise of the same variance, whose tails do not
     underflow."""
@@ -135,14 +139,16 @@ class FixedPoint(Mechanism):
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         step = torch.full_like(seen, self.step)
-        return Prepared(partial(rounded, softness=softness), (seen, step))
+        return Prepared(partial(rounding_misfit, softness=softness), (seen, step))
 
     @property
     def spread(self) -> float:
         return self.step**2 / 6
 
 
-def rounded(sent: Tensor, seen: Tensor, step: Tensor, *, softness: float) -> tuple[Tensor, Tensor]:
+def rounding_misfit(
+    sent: Tensor, seen: Tensor, step: Tensor, *, softness: float
+) -> tuple[Tensor, Tensor]:
     """-log of 1 - |sent - seen| / step, the chance that a value is rounded to what was seen.
 
     softness: within which of the end of its step the loss goes on along its tangent, and its tip
@@ -247,7 +253,7 @@ class Quantised(Mechanism):
         step = self._grids(seen, base)[1]
         if self.how == "int8":
             return Prepared(outside, (seen - step / 2, seen + step / 2))
-        return Prepared(partial(rounded, softness=softness), (seen, step.clamp_min(TINY)))
+        return Prepared(partial(rounding_misfit, softness=softness), (seen, step.clamp_min(TINY)))
 
 
 def _sizes(rows: Tensor, base: Base) -> list[int]:

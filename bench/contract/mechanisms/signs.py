@@ -85,19 +85,19 @@ class SignPerturbation(Mechanism):
         added = softness * rms.view(-1, *[1] * (seen.dim() - 1))
         wide = (magnitude * _LEAST_SPREAD).square() + added.square()
         inverse = 1 / (self.mean_scale * wide.sqrt()).clamp_min(1e-12)
-        law = partial(_smeared, keep=self.keep, low=self.low, high=self.high)
+        law = partial(_smear, keep=self.keep, low=self.low, high=self.high)
         return Prepared(self._of_clipped(law), (inverse, seen * inverse))
 
     def _of_clipped(self, law: Law) -> Law:
         if self.bound is None:
             return law
 
-        def clipped(sent: Tensor, *seen: Tensor) -> tuple[Tensor, Tensor]:
+        def clip(sent: Tensor, *seen: Tensor) -> tuple[Tensor, Tensor]:
             inner = self.apply(sent)
             loss, slope = law(inner, *seen)
             return loss, torch.where(inner == sent, slope, 0.0)
 
-        return clipped
+        return clip
 
     def estimate(self, seen: Tensor, *, base: Tensor | None = None) -> Tensor:
         """Unbiased of updates and gradients. Of weights, the sign of the broadcast ones, which
@@ -129,7 +129,7 @@ class SignPerturbation(Mechanism):
         return estimate.square() * (1 - least / (1 + self.relative_std**2))
 
 
-def _smeared(
+def _smear(
     sent: Tensor, inverse: Tensor, seen: Tensor, *, keep: float, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
     """-log of the mixture of both signs of (F((s - a v) / h) - F((s - b v) / h)) / ((b - a) v / h),
@@ -150,7 +150,7 @@ def _smeared(
 
 
 def _window(length: Tensor, seen: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """(loss, its derivative by length) of one branch of `_smeared`, all in units of h."""
+    """(loss, its derivative by length) of one branch of `_smear`, all in units of h."""
     up, down = low * length - seen, seen - high * length
     loss = softplus(up) + softplus(down)
     slope = low * torch.sigmoid(up) - high * torch.sigmoid(down)

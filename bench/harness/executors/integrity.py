@@ -38,7 +38,7 @@ class OwnFunctions:
                 self._modules.add(name)
                 self._functions += _functions(name, module)
 
-    def replaced(self) -> str | None:
+    def find_replaced(self) -> str | None:
         """Return the name of a function that is another one now, None if there is none."""
         for name, namespace, attribute, code in self._functions:
             if _code(namespace.get(attribute)) is not code:

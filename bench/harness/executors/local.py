@@ -98,7 +98,7 @@ class Workers:
                 wait([w.pipe for w in busy], timeout=_TICK_S)
                 for worker in busy:
                     task = worker.task
-                    ended = worker.ended()
+                    ended = worker.collect()
                     if task is not None and ended is not None:
                         yield task, ended
         finally:
@@ -153,9 +153,9 @@ class _Worker:
         try:
             self.pipe.send(task.work)
         except OSError:
-            return  # it died between two tasks: `ended` finds that
+            return  # it died between two tasks: `collect` finds that
 
-    def ended(self) -> Ended | None:
+    def collect(self) -> Ended | None:
         """What the finished task left, or None while it runs."""
         settings = self.settings
         try:
@@ -172,19 +172,19 @@ class _Worker:
             self.process.join()
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            return self._replaced(lost(f"the worker process {end}"))
+            return self._report_replaced(lost(f"the worker process {end}"))
         elapsed = time.monotonic() - self.began
         if self.ready and elapsed > settings.timeout_s:
-            return self._replaced(over_time(settings.timeout_s))
+            return self._report_replaced(over_time(settings.timeout_s))
         if not self.ready and elapsed > READY_S:
             reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
-            return self._replaced(lost(reason))
+            return self._report_replaced(lost(reason))
         if resident(self.process.pid or 0) > self.memory:
             reason = f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker"
-            return self._replaced(lost(reason))
+            return self._report_replaced(lost(reason))
         return None
 
-    def _replaced(self, ended: Ended) -> Ended:
+    def _report_replaced(self, ended: Ended) -> Ended:
         self.task = None
         self._renew()
         return ended

@@ -145,7 +145,7 @@ def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
             traceback=sound_text(traceback.format_exc())[-4000:],
         )
         return Ended(record=record, no_space=isinstance(error, DiskFull))
-    changed = functions.replaced() if functions is not None else None
+    changed = functions.find_replaced() if functions is not None else None
     wrong = left.reason or (changed and f"{changed} was replaced in the process that measures")
     if wrong is not None:
         record = NoResult(status="failed", reason=sound_text(wrong))

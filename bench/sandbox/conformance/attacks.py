@@ -15,14 +15,14 @@ from torch import Tensor
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
-from bench.metrics.answers import checked
+from bench.metrics.answers import validate_answer
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, class_cases, skip
-from bench.sandbox.conformance.playground import Ground, digits, seen_of
+from bench.sandbox.conformance.playground import Ground, digits, observe_round
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
-from bench.sandbox.hooked import named
+from bench.sandbox.hooked import name_errors
 from bench.sandbox.rehearsal import Rehearsals
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
@@ -56,7 +56,7 @@ def scenes() -> Iterator[Scene]:
     """Observations of digits under no defense, one per protocol and batch size."""
     dataset = digits()
     for ground, batch in _SCENES:
-        seen, truth, network = seen_of(Defense(), ground, batch=batch, victims=VICTIMS)
+        seen, truth, network = observe_round(Defense(), ground, batch=batch, victims=VICTIMS)
         name = f"{ground.name}, {ground.model}, batch {batch}"
         yield Scene(name=name, seen=seen, truth=truth, network=network, dataset=dataset)
 
@@ -95,7 +95,7 @@ class Trial:
         attack, ctx = self.build(), context(scene, budget=budget, auxiliary=self.auxiliary)
         before = attributes(attack, Attack)
         given = {"seen": scene.seen, "ctx.aux_x": ctx.aux_x, "ctx.aux_y": ctx.aux_y}
-        with tempfile.TemporaryDirectory() as folder, chdir(folder), named("run", attack):
+        with tempfile.TemporaryDirectory() as folder, chdir(folder), name_errors("run", attack):
             answer = self.watch.call("run", partial(attack.run, scene.seen, ctx), given)
         self.watch.compare(before, attributes(attack, Attack))
         return check_answer(answer, scene, attack.recovers)
@@ -126,7 +126,7 @@ def attack_cases(
 def check_run(trial: Trial, scene: Scene) -> str:
     """Whether the attack says that it does not apply, or gives an answer that can be scored."""
     attack = trial.build()
-    with named("applies", attack):
+    with name_errors("applies", attack):
         reason = attack.applies(scene.seen)
     if reason is None:
         trial.ran.append((scene, trial.run(scene)))
@@ -181,7 +181,7 @@ def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reco
         got = "None" if answer is None else f"a {type(answer).__name__}"
         raise Broken(f"run returned {got}, expected a Reconstruction.")
     try:
-        checked(answer, (*scene.truth.y.shape, *shape), classes)
+        validate_answer(answer, (*scene.truth.y.shape, *shape), classes)
     except ValueError as error:
         raise Broken(f"run gave what cannot be scored: {error}") from error
     for problem in _problems(answer, recovers, len(shape)):

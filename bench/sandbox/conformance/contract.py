@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, Validati
 from bench.contract.defense import Defense
 from bench.contract.hooks import ROLES
 from bench.sandbox.findings import Broken, NotChecked, require
-from bench.sandbox.hooked import HookError, named
+from bench.sandbox.hooked import HookError, name_errors
 
 Case = tuple[str, Callable[[], Any]]
 """A check by name; see `bench.sandbox.conformance.plugins`."""
@@ -74,7 +74,7 @@ def check_settings(cls: type) -> str:
             f"the setting {key} has no annotation, so suites' values are not checked.",
         )
     try:
-        with named("__init__", cls):  # an annotation that is no type is the plugin's defect
+        with name_errors("__init__", cls):  # an annotation that is no type is the plugin's defect
             signature = inspect.signature(cls, eval_str=True)
     except HookError as error:
         why = f"the settings' annotations cannot be read: {error.error}."
@@ -116,7 +116,7 @@ def check_refusals(cls: type, settings: Mapping[str, Any]) -> str:
 
 def _accepts(cls: type, settings: Mapping[str, Any], key: str, bad: float) -> bool:
     try:
-        with named("__init__", cls):
+        with name_errors("__init__", cls):
             cls(**{**settings, key: bad})
     except HookError as error:
         require(error.refuses, f"{key} = {bad} is answered by {error}.")

@@ -28,8 +28,8 @@ from bench.sandbox.conformance.playground import (
     digits,
     fitting,
     grounds,
+    observe_round,
     play,
-    seen_of,
 )
 from bench.sandbox.conformance.proofs import proof_cases
 from bench.sandbox.conformance.watching import Watch, attributes, same
@@ -227,7 +227,7 @@ def check_composed(rounds: Rounds, ground: Ground) -> str:
 def check_observed(rounds: Rounds) -> str:
     """One observed round as attacks get it: exported, reloaded, rehearsed."""
     data = digits()
-    seen, _, network = seen_of(fresh(rounds.defense), rounds.main)
+    seen, _, network = observe_round(fresh(rounds.defense), rounds.main)
     with tempfile.TemporaryDirectory() as folder:
         save_seen(seen, Path(folder) / "seen")
         again = load_seen(Path(folder) / "seen")

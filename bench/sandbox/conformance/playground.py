@@ -21,7 +21,7 @@ from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
 from bench.protocols.split import start_federation
-from bench.sandbox.conformance.watching import Watch, watched
+from bench.sandbox.conformance.watching import Watch, watch_defense
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer
 from bench.sandbox.stage import CPU, play_round
 from bench.seeding import generator
@@ -128,7 +128,7 @@ def play(
     Raises:
         PluginFault: For a hook that raises, or returns what it may not.
     """
-    copy = watched(defense, watch or Watch())
+    copy = watch_defense(defense, watch or Watch())
     samples = private_data(company(defense))
     federation = ground.federation(copy, ground.network(), samples[shift:] + samples[:shift])
     for client in federation.clients if draws else ():
@@ -141,7 +141,7 @@ def play(
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
     return Played(
-        seen=[r.wire.seen_by(SERVER) for r in results],
+        seen=[r.wire.messages_for(SERVER) for r in results],
         state=federation.state,
         clients=federation.clients,
         used=results[-1].used,
@@ -167,7 +167,7 @@ def digits() -> Dataset:
     return data.load_dataset("digits", seed=0)
 
 
-def seen_of(
+def observe_round(
     defense: Defense, ground: Ground, *, batch: int = 1, victims: int = 2
 ) -> tuple[Seen, Truth, Network]:
     """One observed round on digits, as a run's first checkpoint has it."""

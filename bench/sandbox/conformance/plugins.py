@@ -22,7 +22,7 @@ from bench.sandbox.conformance.contract import Case
 from bench.sandbox.conformance.defenses import defense_cases
 from bench.sandbox.conformance.models import model_cases
 from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
-from bench.sandbox.hooked import HookError, WrongAnswer, named
+from bench.sandbox.hooked import HookError, WrongAnswer, name_errors
 
 _ADVICE = {
     "docstring": ("", "Say in a sentence what the plugin does, then what each setting means."),
@@ -103,7 +103,10 @@ def run_cases(
 def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | list[Case]:
     try:
         # What hooks print and change is noticed where they are watched.
-        with foreign_code(relays=False), named("the run", *plugins, lets=(Broken, NotChecked)):
+        with (
+            foreign_code(relays=False),
+            name_errors("the run", *plugins, lets=(Broken, NotChecked)),
+        ):
             seen: str | list[Case] = check()
     except NotChecked as error:
         return Finding(name=name, status="skipped", reason=str(error))

@@ -30,7 +30,7 @@ from bench.sandbox.conformance.playground import (
     play,
     private_data,
 )
-from bench.sandbox.conformance.watching import Watch, watched
+from bench.sandbox.conformance.watching import Watch, watch_defense
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import PluginFault
 from bench.sandbox.noise import Pair, checks_of, upload_pair
@@ -63,7 +63,7 @@ def pairs_of(defense: Defense, of: str, *, split: Ground, whole: Ground) -> Sequ
         whole: The one of whole rounds, of one step each.
     """
     if of in ("smashed", "labels"):
-        return _sent(defense, of, split)
+        return _play_pairs(defense, of, split)
     if "gradient" in defense.owns and not overrides(defense, "upload"):
         return _steps(defense, whole)
     pairs: list[Pair] = []
@@ -85,7 +85,7 @@ def pairs_of(defense: Defense, of: str, *, split: Ground, whole: Ground) -> Sequ
     return pairs
 
 
-def _sent(defense: Defense, hook: str, ground: Ground) -> list[Pair]:
+def _play_pairs(defense: Defense, hook: str, ground: Ground) -> list[Pair]:
     pairs: list[Pair] = []
     masked = hook == "smashed" and overrides(defense, "third_parties")
     unwatched = fresh(defense)
@@ -111,7 +111,7 @@ def _sent(defense: Defense, hook: str, ground: Ground) -> list[Pair]:
 
 def _steps(defense: Defense, ground: Ground) -> list[Pair]:
     """Gradients with and without their draw, which by contract is without noise."""
-    defense, (x, y) = watched(defense, Watch()), private_data(1)[0]
+    defense, (x, y) = watch_defense(defense, Watch()), private_data(1)[0]
     federation = ground.federation(defense, ground.network(), [(x, y)] * defense.together)
     variables = defense.receive(federation.state, federation.const)
     batch = x[:BATCH], torch.nn.functional.one_hot(y[:BATCH], CLASSES).float()
@@ -183,11 +183,11 @@ def proof_cases(
         yield "declared noise", partial(skip, LEFT_OUT)
         yield "audit of the proof", partial(skip, LEFT_OUT)
         return
-    yield "declared noise", partial(declared_noise, defense, (split or whole)[-1], ground)
+    yield "declared noise", partial(noise_cases, defense, (split or whole)[-1], ground)
     yield "audit of the proof", partial(check_audit, defense, settings, rebuild)
 
 
-def declared_noise(defense: Defense, split: Ground, whole: Ground) -> list[Case]:
+def noise_cases(defense: Defense, split: Ground, whole: Ground) -> list[Case]:
     """A case for every declared mechanism; see `checks_of`."""
     mechanisms = mechanisms_on(whole, defense)
     if not mechanisms:
@@ -323,7 +323,7 @@ def check_audit(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild)
     provable = {at: d for at, d in {"": defense, at: strong}.items() if _proven(d) < math.inf}
     if not provable:
         raise NotChecked("nothing is proven for a record, so nothing can be refuted")
-    audits = {at: _audited(setting, at) for at, setting in provable.items()}
+    audits = {at: _audit(setting, at) for at, setting in provable.items()}
     if not any(a.pairs for a in audits.values()):
         skips = next(iter(audits.values())).skipped
         raise NotChecked("; ".join(f"{s.channel}: {s.why}" for s in skips))
@@ -346,7 +346,7 @@ def check_audit(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild)
     return "; ".join([*tested, *untested])
 
 
-def _audited(defense: Defense, at: str) -> Audit:
+def _audit(defense: Defense, at: str) -> Audit:
     """The audit; Broken if it refutes the proof."""
     made = audit(fresh(defense), draws=AUDIT_DRAWS, confidence=AUDIT_CONFIDENCE)
     if made.verdict_proof == "violated":

@@ -21,7 +21,7 @@ from bench.contract.messages import Part
 from bench.foreign import Left, foreign_code
 from bench.sandbox.conformance.contract import Case
 from bench.sandbox.findings import Broken
-from bench.sandbox.hooked import check, hooked
+from bench.sandbox.hooked import check, hook
 
 _DEPTH = 12
 _DATA = (dict, list, set, Tensor, np.ndarray, torch.Generator, int, float)
@@ -170,23 +170,23 @@ class Watch:
         """One call of a hook, with everything noticed; raises WrongAnswer."""
         name = hook.name
         if name == "mix" and self.poisons:
-            arguments = ({c: poisoned(p) for c, p in arguments[0].items()}, *arguments[1:])
+            arguments = ({c: poison(p) for c, p in arguments[0].items()}, *arguments[1:])
         given = dict(zip(_ARGUMENTS[name], arguments, strict=False))
         result = self.call(name, partial(call, *arguments), given)
         check(hook, arguments, result)
         if name in self.listeners:
             self.listeners[name](arguments, result)
         if name == "upload" and self.poisons:
-            return [m.with_parts({n: poisoned(p) for n, p in m.parts.items()}) for m in result]
+            return [m.with_parts({n: poison(p) for n, p in m.parts.items()}) for m in result]
         return result
 
 
-def watched(defense: Defense, watch: Watch) -> Defense:
+def watch_defense(defense: Defense, watch: Watch) -> Defense:
     """A copy of the defense that reports to `watch`; its hooks raise HookError or WrongAnswer."""
-    return hooked(defense, watch.around)
+    return hook(defense, watch.around)
 
 
-def poisoned(part: Part) -> Part:
+def poison(part: Part) -> Part:
     """The part with other values where none is present; finite, since 0 times it must be 0."""
     if part.present is None:
         return part
