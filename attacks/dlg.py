@@ -15,9 +15,10 @@ class DLG(DeepLeakage):
 
     Departures from the paper (strong): public starts, restarts for victims in a local minimum,
     label logits that begin at the likeliest classes, and under noise a Gaussian prior of samples
-    fitted on public data. In both: relative stopping and a line search; the update of several
-    local steps is simulated; under noise the objective is the likelihood of the defense's public
-    mechanism; smashed data that was seen is matched jointly.
+    fitted on public data, and an answer that is most like draws from the posterior. In both:
+    relative stopping and a line search; the update of several local steps is simulated; under noise
+    the objective is the likelihood of the defense's public mechanism; smashed data that was seen is
+    matched jointly.
     Source: Zhu, Liu, Han, arXiv:1906.08935, Algorithm 1.
     """
 

@@ -42,12 +42,13 @@ class InvertingGradients(Attack):
 
     Labels are granted, or read as by `idlg`; the update of several local steps is simulated.
     Images stay in [0, 1]. The budget is the number of steps (4800 in the paper).
-    Departures (strong): a public start and further ones, of which that of least loss answers;
-    total variation weighs in the unit of public images, about a thousand times the paper's weight,
-    and fades where the upload is explained, so that an exact one is matched exactly; steps fall
-    along a cosine. In both: batched starts; the point of least loss is kept, not the last; the
-    upload is first made unbiased where the defense perturbs signs; pixels are not standardised,
-    so that the paper's lr and weight act on another scale.
+    Departures (strong): a public start and further ones, of which that of least loss answers; total
+    variation weighs in the unit of public images, about a thousand times the paper's weight, and
+    fades where the upload is explained, so that an exact one is matched exactly; steps fall along a
+    cosine; under noise the answer is most like draws from the posterior. In both: batched starts;
+    the point of least loss is kept, not the last; the upload is first made unbiased where the
+    defense perturbs signs; pixels are not standardised, so that the paper's lr and weight act on
+    another scale.
     Source: Geiping, Bauermeister, Droege, Moeller, arXiv:2003.14053, Eq. 4 and Sec. 5.
 
     Args:
