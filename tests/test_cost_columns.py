@@ -12,7 +12,7 @@ import pytest
 
 import bench
 from bench.report import boards, leaderboard, terminal
-from bench.report.costs import COSTS, Cost, Part
+from bench.report.costs import COSTS, CostColumn, CostPart
 from bench.report.files import Files, readme
 from bench.report.overview import by_protocol
 from tests.made_rows import printed
@@ -25,8 +25,10 @@ SCHEMA = json.loads((ROOT / "bench" / "report" / "schema.json").read_text())
 def test_a_new_cost_column_is_one_entry_and_needs_no_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    part = Part(label="aggregation per round", read=lambda r: r.workings and r.workings.aggregation)
-    cost = Cost(title="server seconds", note="Of it.", parts={"aggregation_seconds": part})
+    part = CostPart(
+        label="aggregation per round", read=lambda r: r.workings and r.workings.aggregation
+    )
+    cost = CostColumn(title="server seconds", note="Of it.", parts={"aggregation_seconds": part})
     before = leaderboard.rows(FOLDER)
     monkeypatch.setitem(COSTS, "server_seconds", cost)
     results, files = bench.load(FOLDER), Files(FOLDER)

@@ -12,7 +12,7 @@ from bench.records import Row, TrainRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CostPart:
     """A figure of a training, as a row has it, mean over seeds.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class CostColumn:
     """A cost of a defense. Overviews show it as a multiple of the undefended row's.
 
     Attributes:
@@ -38,7 +38,7 @@ class Cost:
 
     title: str
     note: str
-    parts: Mapping[str, Part]
+    parts: Mapping[str, CostPart]
 
     def of(self, row: Row) -> float | None:
         """Return the sum of a row's parts, None where one was not measured."""
@@ -51,24 +51,24 @@ def _show_bytes(value: float) -> str:
     return filesize.decimal(round(value))
 
 
-COSTS: dict[str, Cost] = {
-    "bytes": Cost(
+COSTS: dict[str, CostColumn] = {
+    "bytes": CostColumn(
         title="bytes",
         note="What is sent in a round, as a multiple of the undefended row's.",
         parts={
-            "bytes_up": Part(
+            "bytes_up": CostPart(
                 label="sent up per round", read=lambda r: r.bytes_up, show=_show_bytes
             ),
-            "bytes_down": Part(
+            "bytes_down": CostPart(
                 label="sent down per round", read=lambda r: r.bytes_down, show=_show_bytes
             ),
         },
     ),
-    "client_seconds": Cost(
+    "client_seconds": CostColumn(
         title="client time",
         note="A client's seconds per round, as a multiple of the undefended row's, as measured.",
         parts={
-            "client_seconds": Part(
+            "client_seconds": CostPart(
                 label="client seconds per round", read=lambda r: r.client_seconds
             )
         },
@@ -77,7 +77,7 @@ COSTS: dict[str, Cost] = {
 """By their names in the overview's frame. A name stands for nothing else that a row has."""
 
 
-def parts() -> dict[str, Part]:
+def parts() -> dict[str, CostPart]:
     """Return the parts of all costs by name."""
     return {name: part for cost in COSTS.values() for name, part in cost.parts.items()}
 

@@ -14,7 +14,7 @@ from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks, Row
 from bench.report import explain
 from bench.report.columns import epsilon_text, format_supported, is_refuted, shade
-from bench.report.costs import COSTS, Cost
+from bench.report.costs import COSTS, CostColumn
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
 from bench.report.verdicts import (
@@ -313,7 +313,7 @@ def _points(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def _multiple(cost: Cost, row: Row, bare: Row | None) -> float | None:
+def _multiple(cost: CostColumn, row: Row, bare: Row | None) -> float | None:
     own, reference = cost.of(row), None if bare is None else cost.of(bare)
     return own / reference if own is not None and reference else None
 
