@@ -359,16 +359,22 @@ def test_an_alarm_clock_that_somebody_uses_is_left_alone() -> None:
         time.sleep(5)
 
 
-def test_a_jobs_clock_starts_when_its_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jobs_clock_starts_when_its_worker_has_imported_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Imports alone take longer than this limit."""
     (outcome,) = outcomes_of(Workers(count=1, timeout_s=1), SlowToPrepare())
     assert outcome.status == "not_applicable"
-    monkeypatch.setattr(local, "READY_S", 1.0)
-    (outcome,) = outcomes_of(Workers(count=1, timeout_s=60), SlowToPrepare())
-    assert (outcome.status, outcome.reason) == (
-        "failed",
-        "its worker was not ready within 1 s: imports take too long",
-    )
+    monkeypatch.setattr(local, "GRACE_S", 0.5)
+    (outcome,) = outcomes_of(Workers(count=1, timeout_s=0.5), SlowToPrepare())
+    assert (outcome.status, outcome.reason) == ("timeout", "over the limit of 0.5 s")
+
+
+@pytest.mark.timeout(120, method="thread")
+def test_a_worker_stops_a_loop_at_the_limit_itself_and_is_replaced() -> None:
+    looped, after = outcomes_of(Workers(count=1, timeout_s=0.2), Loops(), Quick())
+    assert (looped.status, looped.reason) == ("timeout", "over the limit of 0.2 s")
+    assert after.status == "not_applicable"
 
 
 def test_workers_are_reused_and_everything_is_answered() -> None:

@@ -13,15 +13,15 @@ from multiprocessing.connection import Connection, wait
 from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.memory import keep_to_share, resident, share_of
 from bench.harness.executors.task import (
+    BROKEN,
     SCORES,
     Ended,
     Outcomes,
     Task,
-    guard,
+    carry_out,
     lost,
     next_of,
     over_time,
-    prepare,
 )
 from bench.toolkit.processes import (
     GPU_SHARE,
@@ -32,10 +32,9 @@ from bench.toolkit.processes import (
 )
 
 _TICK_S = 0.5
-READY_S = 600.0
-"""How long a worker may take until it is ready for a job, imports and all; on a machine that is
-overloaded, a minute is not rare."""
-_READY = "ready"
+GRACE_S = 600.0
+"""How long beyond a job's limit its worker may take to start, to import what the job needs and to
+stop it; on a machine that is overloaded, a minute is not rare."""
 _PRELOADED = (
     *("torch", "torchvision", "sklearn.datasets", "scipy.optimize", "skimage.metrics"),
     *("bench.harness.train", "bench.harness.attack", "bench.harness.scoring"),
@@ -49,7 +48,7 @@ class Workers:
 
     Attributes:
         count: Processes.
-        timeout_s: Limit of one job, from when its worker is ready for it.
+        timeout_s: Limit of one job, from when its worker has imported what it needs.
         memory: Bytes that one worker may hold, None for its share of the machine's.
         gpus: Names of the GPUs as CUDA_VISIBLE_DEVICES has them, which the workers take in turn;
             empty on a CPU.
@@ -122,7 +121,7 @@ class _Worker:
         task: What it is at.
         at: Room and group of its last task.
         scores: Whether it takes scores only.
-        began: When the task was given, or, once the worker is ready for it, when it began.
+        began: When the task was given.
     """
 
     def __init__(self, settings: Workers, number: int, *, scores: bool = False) -> None:
@@ -130,7 +129,7 @@ class _Worker:
         self.memory = settings.memory or share_of(settings.count)
         self.task: Task | None = None
         self.at = ("", "")
-        self.began, self.ready = 0.0, False
+        self.began = 0.0
         self._spawn()
 
     def _spawn(self) -> None:
@@ -139,7 +138,8 @@ class _Worker:
         self.pipe, far = context.Pipe()
         own = {"OMP_NUM_THREADS": "1", **os.environ}
         own |= {} if self.scores else self.settings.surroundings(self.number)
-        self.process = context.Process(target=_serve, args=(far, own), daemon=True)
+        given = far, own, self.settings.timeout_s
+        self.process = context.Process(target=_serve, args=given, daemon=True)
         self.process.start()
         far.close()
 
@@ -149,7 +149,7 @@ class _Worker:
             # What earlier jobs leaked must not fail this one, nor what they changed reach it.
             self._renew()
         self.task, self.at = task, (task.room, task.group)
-        self.began, self.ready = time.monotonic(), False
+        self.began = time.monotonic()
         try:
             self.pipe.send(task.work)
         except OSError:
@@ -157,37 +157,28 @@ class _Worker:
 
     def collect(self) -> Ended | None:
         """What the finished task left, or None while it runs."""
-        settings = self.settings
         try:
-            while self.pipe.poll():
-                message = self.pipe.recv()
-                if message == _READY:
-                    self.began, self.ready = time.monotonic(), True
-                    continue
-                self.task = None
-                if message.record.status == "failed":
-                    self._renew()  # it may keep values from a state that the job had changed
-                return message
+            ended = self.pipe.recv() if self.pipe.poll() else self._check_limits()
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            return self._report_replaced(lost(f"the worker process {end}"))
-        elapsed = time.monotonic() - self.began
-        if self.ready and elapsed > settings.timeout_s:
-            return self._report_replaced(over_time(settings.timeout_s))
-        if not self.ready and elapsed > READY_S:
-            reason = f"its worker was not ready within {READY_S:g} s: imports take too long"
-            return self._report_replaced(lost(reason))
-        if resident(self.process.pid or 0) > self.memory:
-            reason = f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker"
-            return self._report_replaced(lost(reason))
-        return None
-
-    def _report_replaced(self, ended: Ended) -> Ended:
-        self.task = None
-        self._renew()
+            ended = lost(f"the worker process {end}")
+        if ended is not None:
+            self.task = None
+            if ended.record.status in BROKEN:
+                self._renew()
         return ended
+
+    def _check_limits(self) -> Ended | None:
+        """Return the end of a task that its worker could not stop in time, or that takes too much
+        memory."""
+        limit = self.settings.timeout_s
+        if time.monotonic() - self.began > limit + GRACE_S:
+            return over_time(limit)
+        if resident(self.process.pid or 0) > self.memory:
+            return lost(f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker")
+        return None
 
     def _renew(self) -> None:
         self.stop()
@@ -200,7 +191,7 @@ class _Worker:
         self.process.join()
 
 
-def _serve(pipe: Connection, own: dict[str, str]) -> None:
+def _serve(pipe: Connection, own: dict[str, str], timeout_s: float) -> None:
     """A worker's loop: take work, give back what it left."""
     import signal
 
@@ -219,6 +210,4 @@ def _serve(pipe: Connection, own: dict[str, str]) -> None:
             work = pipe.recv()
         except (EOFError, OSError):
             return
-        prepare(work, functions)
-        pipe.send(_READY)
-        pipe.send(guard(work, functions))
+        pipe.send(carry_out(work, timeout_s, functions))

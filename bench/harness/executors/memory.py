@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,39 +13,15 @@ _SHARE = 0.9
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-@contextmanager
-def peak() -> Iterator[dict[str, int | None]]:
-    """Measure memory, filled in at the end: `host`, the most bytes that this process has held
-    inside (resident; where the system cannot forget an earlier peak, since its start), and
-    `device`, the most that tensors held on the GPU, None without one."""
-    peaks: dict[str, int | None] = {"host": None, "device": None}
-    _forget_peak()
+def peaks() -> dict[str, int | None]:
+    """Return the most bytes that this process has held since it started: `host`, in its memory, and
+    `device`, in tensors on the GPU, None without one."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    host = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # A job without tensors on a GPU must not start one: CUDA's own context takes memory.
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
-    try:
-        yield peaks
-    finally:
-        peaks["host"] = _highest()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            peaks["device"] = torch.cuda.max_memory_allocated()
-
-
-def _forget_peak() -> None:
-    place = Path("/proc/self/clear_refs")
-    if place.exists() and os.access(place, os.W_OK):
-        place.write_text("5", encoding="utf-8")  # Linux: the peak begins anew at the present size
-
-
-def _highest() -> int:
-    if sys.platform == "linux":
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        (line,) = (x for x in status.splitlines() if x.startswith("VmHWM:"))
-        return 1024 * int(line.split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    used = torch is not None and torch.cuda.is_initialized()
+    return {"host": host, "device": torch.cuda.max_memory_allocated() if used else None}
 
 
 def total_bytes() -> int:

@@ -11,11 +11,13 @@ from typing import TypeAlias
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
 from bench.harness.environment import registry_for
 from bench.harness.executors.integrity import OwnFunctions
-from bench.harness.executors.memory import peak
+from bench.harness.executors.memory import peaks
 from bench.harness.work import Work
 from bench.protocols.export import DiskFull
 from bench.records import AttackOutcome, NoResult, TrainOutcome, sound_text
 
+BROKEN = ("failed", "timeout")
+"""Statuses of jobs that may have left anything in their process."""
 TRAININGS, ATTACKS, SCORES = "trainings", "attacks", "scores"
 """Kinds of tasks, with which the names of their rooms begin; all scores share a room."""
 
@@ -96,25 +98,18 @@ def run_here(tasks: deque[Task], timeout_s: float) -> Outcomes:
     try:
         while tasks:
             task = tasks.popleft()
-            prepare(task.work, functions)
-            limits = False
-            try:
-                with time_limit(timeout_s) as limits:
-                    ended = guard(task.work, functions)
-            except OverLimit:
-                if not limits:  # another limit, of the whole run
-                    raise
-                yield task, over_time(timeout_s)
-            else:
-                if ended.record.status == "failed":
-                    forget()
-                yield task, ended
+            ended = carry_out(task.work, timeout_s, functions)
+            if ended.record.status in BROKEN:
+                forget()
+            yield task, ended
     finally:
         torch.set_num_threads(threads)
 
 
-def prepare(work: Work, functions: OwnFunctions) -> None:
-    """Have a job prepare itself; what goes wrong there goes wrong in the job again.
+def carry_out(work: Work, timeout_s: float, functions: OwnFunctions) -> Ended:
+    """Have a job prepare itself, which is no part of its time, and run it within its limit.
+
+    What goes wrong in preparing goes wrong in the job again.
 
     functions: Leakbench's, as they were before any plugin file was loaded; completed here.
     """
@@ -123,6 +118,14 @@ def prepare(work: Work, functions: OwnFunctions) -> None:
     functions.add_loaded()
     with suppress(Exception), foreign_code():
         work.prepare()
+    limits = False
+    try:
+        with time_limit(timeout_s) as limits:
+            return guard(work, functions)
+    except OverLimit:
+        if not limits:  # another limit, of the whole run
+            raise
+        return over_time(timeout_s)
 
 
 def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
@@ -133,7 +136,7 @@ def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
     """
     left = Left()
     try:
-        with foreign_code(left), peak() as memory:
+        with foreign_code(left):
             record = work()
     except Exception as error:
         import traceback
@@ -149,7 +152,7 @@ def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
     wrong = left.reason or (changed and f"{changed} was replaced in the process that measures")
     if wrong is not None:
         record = NoResult(status="failed", reason=sound_text(wrong))
-    return Ended(record=replace(record, memory=memory))
+    return Ended(record=replace(record, memory=peaks()))
 
 
 def lost(reason: str) -> Ended:
