@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -70,38 +67,20 @@ def test_each_line_is_what_the_command_says_at_that_place() -> None:
         assert line | {"defense": "ms_pafl"} == alone
 
 
-def test_a_terminal_of_80_columns_shows_all_numbers_and_a_file_has_them_whole(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "table.csv"
+def test_a_terminal_of_80_columns_shows_all_numbers() -> None:
     over = ("--over", "epsilon=0.25,0.5,1", "--over", "check_in=0.1,0.5")
-    code, text = leakbench("ms_pafl", "--facts", FACTS, "--csv", str(file), *over, columns=80)
+    code, text = leakbench("ms_pafl", "--facts", FACTS, *over, columns=80)
     assert code == 0
     shown = text.split("claimed epsilon:")[0].splitlines()
     assert max(map(len, shown)) <= 80
-    head, *lines = list(csv.reader(file.open()))
-    assert head[:3] == ["epsilon", "check_in", "claimed epsilon"]
+    lines = json.loads(leakbench("ms_pafl", "--facts", FACTS, *over, "--json")[1])["lines"]
+    assert list(lines[0]["over"]) == ["epsilon", "check_in"]
     assert len(lines) == 6
     words = text.split()
     for line in lines:
-        for number in line[2:]:
-            assert f"{float(number):.4g}" in words
+        for name in ("eps_claimed", "claim_delta", "eps_record"):
+            assert f"{float(line[name]):.4g}" in words
     assert "claimed epsilon: the paper's formula, per record" in text
-
-
-def test_a_pipe_or_a_link_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    """As /dev/null would be, by root."""
-    pipe, link, text = tmp_path / "pipe", tmp_path / "link", tmp_path / "text"
-    os.mkfifo(pipe)
-    link.symlink_to(text)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    for place in (pipe, link):
-        code, _ = leakbench("none", "--over", "rounds=1,2", "--csv", str(place))
-        assert code == 0
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert link.is_symlink()
-    assert os.read(reader, 1000).decode() == text.read_text()
-    os.close(reader)
 
 
 @pytest.mark.slow
@@ -168,8 +147,6 @@ def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Regis
         (("--over", "rounds=1,many"), "fact rounds must be a whole number, got 'many'"),
         (("--over", "rounds=1,0"), "fact rounds must be >= 1, got 0"),
         (("--over", "check_in=0.1,2"), "check_in must lie in [0, 1]"),
-        (("--csv", "table.csv"), "--csv writes the table of --over"),
-        (("--over", "rounds=1,2", "--csv", "."), "cannot write ."),
     ],
 )
 def test_what_cannot_be_varied_is_one_sentence(

@@ -134,20 +134,6 @@ def plain_errors() -> Iterator[None]:
         refuse(f"cannot use {str(error.filename)[:200]} ({error.strerror}).")
 
 
-def write_out(path: Path, text: str) -> None:
-    """Write the file that a user named: whole or not at all, but into a device or a pipe that is
-    there, or through a link, which a new file would replace. Raises UserError where that fails."""
-    from bench.harness.store import write_whole
-
-    try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            path.write_text(text, encoding="utf-8")
-        else:
-            write_whole(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
-
-
 def refuse(sentence: str) -> NoReturn:
     """End the command with what is wrong, on one line, and exit code 2."""
     say(f"leakbench: {sentence}", aside=True, style="red")

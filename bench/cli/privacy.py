@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,9 +34,6 @@ def ledger(
             "their combinations.",
         ),
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write the table of --over to this file.")
-    ] = None,
     as_json: options.AsJson = False,
     plugin: options.PluginFile = None,
 ) -> None:
@@ -46,22 +42,17 @@ def ledger(
         from bench import suite
         from bench.records import to_json
         from bench.report import accounts
-        from bench.report.frames import csv_of
 
         registry = options.registry_of(plugin)
         settings = suite.parse_pairs(set_ or (), "--set")
         known = suite.parse_pairs([f for f in facts.split(",") if f], "--facts")
         if not over:
-            if csv is not None:
-                raise UserError("--csv writes the table of --over; give --over key=value,value,...")
             built, checked = registry.defense(defense, settings), accounts.check_facts(known)
             account = accounts.account_of(built, checked, name=defense)
         else:
             table = accounts.accounts_over(
                 registry, defense, settings=settings, facts=known, over=_parse_over(over)
             )
-            if csv is not None:
-                options.write_out(csv, csv_of(accounts.epsilons(table).to_dict("records")))
     if as_json and over:
         lines = [{"over": account.place, **_document(account)} for account in table]
         typer.echo(to_json({"defense": defense, "lines": lines}))

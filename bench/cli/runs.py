@@ -55,6 +55,7 @@ def tune(
         from bench import tuning
         from bench.harness import launch
         from bench.harness.environment import registry_for
+        from bench.harness.store import write_whole
         from bench.report import leaderboard
 
         losses = _losses(loss)
@@ -72,7 +73,7 @@ def tune(
         registry = registry_for(env.plugins)
         searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
         text = tuning.write_tuned(suites.suite_text(suite)[0], original, searches, losses, registry)
-        options.write_out(target, text)
+        write_whole(target, text)
         options.console.print()
         options.console.print(_table(searches, losses))
         options.say(f"Written: {target}. Run it: leakbench run {target}")
