@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,11 +150,7 @@ def report(
         if publish_ is not None:
             from bench.report.files import write_published
 
-            try:
-                paths += write_published(folder, publish_)
-            except OSError as error:
-                reason = error.strerror or error
-                raise UserError(f"cannot write to {publish_} ({reason}).") from error
+            paths += write_published(folder, publish_)
         for path in paths:
             say(f"Written: {path}")
         say(standing(read_verified(folder)), style="dim")
@@ -171,10 +165,7 @@ def site(
     with plain_errors():
         from bench.report import site as sites
 
-        try:
-            pages = sites.write(source, out)
-        except OSError as error:
-            raise UserError(f"cannot write {out} ({error.strerror or error}).") from error
+        pages = sites.write(source, out)
         say(f"{len(pages) - 1} reports. Open {pages[0]}")
 
 
@@ -191,6 +182,7 @@ def publish(
     """Write the folder's leaderboard in the given formats, and print its overview (`show`), with
     every row (`details`), for settings that lose at most `loss` points of accuracy; their paths, in
     that order, then those of the figures."""
+    from bench.harness.store import write_whole
     from bench.records import RUN
     from bench.report import terminal
     from bench.report.files import FILES, Files
@@ -202,10 +194,9 @@ def publish(
         own = (folder / RUN).is_file()
         out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
     paths = []
-    with _without_collections():
-        for name in formats:
-            paths.append(out / FILES[name])
-            _write(paths[-1], files.text(name))
+    for name in formats:
+        paths.append(out / FILES[name])
+        write_whole(paths[-1], files.text(name))  # in place of a link, never through it
     rows = files.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)
@@ -231,25 +222,3 @@ def _print(tables: Sequence[RenderableType], legend: str) -> None:
         console.print(table)
     console.print()
     console.print(legend, style="dim", highlight=False)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Thousands of records live until the end, and hardly a cycle: walking through them over and
-    over takes a tenth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _write(path: Path, text: str) -> None:
-    from bench.harness.store import write_whole
-
-    try:
-        write_whole(path, text)  # in place of a link, never through it
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error}).") from error

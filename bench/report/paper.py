@@ -188,7 +188,7 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     """Write STEM.pdf, STEM.png, STEM.svg; the same figure gives the same bytes.
 
     Raises:
-        UserError: For another format, and if the folder cannot be written.
+        UserError: For another format.
     """
     metadata: Mapping[str, dict[str, Any]] = {
         "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -199,12 +199,9 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     for name in formats:
         check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
-        try:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=name, metadata=metadata[name])
-            write_whole(path, buffer.getvalue())
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror or error}).") from error
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=name, metadata=metadata[name])
+        write_whole(path, buffer.getvalue())
         paths.append(path)
     return paths
 

@@ -38,11 +38,8 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
             raise UserError(f"{path} exists already; it is left as it is.")
     words = {"name": name, "class_name": class_name, "title": class_name}
     texts = {plugin: f"{kind}.py.txt", test: f"test_{kind}.py.txt"}
-    try:
-        for path, template in texts.items():
-            write_whole(path, Template(_read(template)).substitute(words))
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror or error}).") from error
+    for path, template in texts.items():
+        write_whole(path, Template(_read(template)).substitute(words))
     return plugin, test
 
 
