@@ -124,7 +124,7 @@ class Results:
 
     @property
     def standing(self) -> str:
-        """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
+        """Whether anybody made these figures again by a rerun."""
         return self._files.standing
 
     @property

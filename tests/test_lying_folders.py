@@ -4,7 +4,6 @@ run is refused in one sentence, and what nobody can refute is called unverified.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import re
 import shutil
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import bench
 from bench.errors import UserError
@@ -150,38 +148,6 @@ def of_run(change: Callable[[Record], None]) -> Lie:
     return lie
 
 
-def rewritten(name: str, change: Callable[[dict[str, Any]], Any]) -> Lie:
-    """Change the tensors of all artifacts of a name."""
-
-    def lie(folder: Path) -> None:
-        for path in folder.glob(f"artifacts/*/*{name}"):
-            tensors = load_file(path)
-            change(tensors)
-            save_file(tensors, path)
-
-    return lie
-
-
-def better_pictures(tensors: dict[str, Any]) -> None:
-    tensors["images"] = tensors["images"] * 0
-
-
-def with_hashes(lie: Lie) -> Lie:
-    """List the files that a job left as if it had left these."""
-
-    def both(folder: Path) -> None:
-        lie(folder)
-        for kind in ("train", "attack"):
-            for path, record, _ in listed(folder, kind):
-                for name in record["files"]:
-                    content = (folder / "artifacts" / path.stem / name).read_bytes()
-                    record["files"][name] = len(content)
-                    record["hashes"][name] = hashlib.sha256(content).hexdigest()
-                path.write_text(json.dumps(record))
-
-    return both
-
-
 THREE = [0.4, 0.3, 0.2]
 NOISY = {"defense": "gaussian"}
 DLG = {"attack": "dlg"}
@@ -261,23 +227,14 @@ REFUSED: dict[str, tuple[Lie, str]] = {
 
 
 def several(folder: Path) -> None:
-    """A smaller epsilon, consistent scores, and an attack that reads nothing."""
+    """A smaller epsilon, and an attack that reads nothing."""
     told(setting("ledger", "eps_record", to=0.1), "train")(folder)
-    told(lambda r: r["values"].update(ssim=THREE), **DLG)(folder)
     told(setting("is_floor", to=True), attack="ilrg")(folder)
 
 
 VERIFY_TELLS: dict[str, tuple[Lie, str]] = {
-    "several in records": (several, r"\bssim\b.* eps proven\b.* is floor\b"),
+    "several in records": (several, r"eps proven\b.* is floor\b"),
     "settings, in run.json and records": (other_settings(True), "eps proven"),
-    "other pictures": (rewritten("reconstruction.safetensors", better_pictures), "was changed"),
-    "other pictures, hashes to match": (
-        with_hashes(rewritten("reconstruction.safetensors", better_pictures)), "ssim"),
-    "another truth": (
-        rewritten("-truth.safetensors", lambda t: t.update(x=t["x"] * 0)), "was changed"),
-    "another truth, hashes to match": (
-        with_hashes(rewritten("-truth.safetensors", lambda t: t.update(x=t["x"] * 0))),
-        "has other private samples than its training"),
 }  # fmt: skip
 """What no reader of records can refute, and a pattern of how verify tells it."""
 

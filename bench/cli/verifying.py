@@ -91,8 +91,8 @@ def verify(
         )
         off = [c for c in again if c.verdict == "differs"]
         tell(
-            f"{count_of(len(again), 'figure')} computed again from facts of trainings and stored "
-            f"reconstructions: {f'{len(off)} not as recorded' if off else 'all as recorded'}."
+            f"{count_of(len(again), 'figure')} computed again without a rerun: "
+            f"{f'{len(off)} not as recorded' if off else 'all as recorded'}."
         )
         marks = [] if opened.submission is None else marks_of(folder)
         for mark in marks:

@@ -1,7 +1,6 @@
 """What refutes a record: the job that run.json gives it, its training, and the other records.
 
-A record that passes may still be invented. Only scores made again from stored reconstructions, or a
-rerun, speak for it: see `leakbench verify`.
+A record that passes may still be invented. Only a rerun speaks for it: see `leakbench verify`.
 """
 
 from __future__ import annotations

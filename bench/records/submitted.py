@@ -137,10 +137,7 @@ def read_verified(folder: Path) -> Verified | None:
 def standing(verified: Verified | None) -> str:
     """Return, in a sentence, whether anybody made a folder's figures again."""
     if verified is None:
-        return (
-            "Unverified: nobody made these figures again, from stored reconstructions or by a "
-            "rerun, as leakbench verify does."
-        )
+        return "Unverified: nobody made these figures again by a rerun, as leakbench verify does."
     return (
         f"Verified on {verified.date}: {count_of(verified.cells, 'drawn cell')} came out so again "
         "by leakbench verify."

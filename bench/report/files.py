@@ -120,7 +120,7 @@ class Files:
 
     @property
     def standing(self) -> str:
-        """Whether anybody made these figures again, from stored reconstructions or by a rerun."""
+        """Whether anybody made these figures again by a rerun."""
         return standing(self.verified)
 
     @cached_property

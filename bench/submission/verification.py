@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from bench import models
 from bench.errors import UserError
@@ -17,18 +16,13 @@ from bench.harness.keys import Code
 from bench.harness.plan import expand
 from bench.harness.runner import label_of
 from bench.harness.store import Store
-from bench.metrics.score import image_values
 from bench.privacy.ledger import account
-from bench.protocols.export import load_truth
 from bench.records import (
-    RECONSTRUCTION,
     RUN,
     AttackRecord,
     Cell,
-    PlannedTraining,
     Run,
     TrainRecord,
-    check_kept,
     check_together,
 )
 from bench.records.submitted import Submission, is_submission, read_submission
@@ -177,17 +171,13 @@ def find_changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
 # --- without a rerun ----------------------------------------------------------------------------
 
 _ROUNDING = 1e-4
-"""Of scores that another machine computed."""
+"""Of epsilons that another machine computed."""
 _EPSILONS = ("eps claimed", "eps proven", "unit of the claim")
 
 
 def recompute(opened: Opened) -> list[Comparison]:
-    """Compare epsilons with those that follow from a training's facts, scores with those of stored
-    reconstructions, and what reads no message with its plugin: as far as a folder holds them and
-    leakbench's own plugins go. None of the folder's code runs.
-
-    Raises:
-        UserError: For a stored file that is not the one that its record lists, or has other truth.
+    """Compare epsilons with those that follow from a training's facts, and what reads no message
+    with its plugin, as far as leakbench's own plugins go. None of the folder's code runs.
     """
     registry, store = discover(), opened.store
     comparisons: list[Comparison] = []
@@ -202,40 +192,9 @@ def recompute(opened: Opened) -> list[Comparison]:
             comparisons += (c for c in pairs if c.figure in _EPSILONS)
         for cell in training.cells:
             scored = store.read("attack", cell.key)
-            if not isinstance(scored, AttackRecord):
-                continue
-            scores = _scores(training, trained, cell, scored, store)
-            remade = replace(scored, values={**scored.values, **scores})
-            if ("attack", cell.attack) in registry.usable:
+            if isinstance(scored, AttackRecord) and ("attack", cell.attack) in registry.usable:
                 attack = registry.attack(cell.attack, cell.job.settings)
-                remade = replace(remade, is_floor=attack.is_floor)
-            pairs = compare(label_of(cell.job), scored, remade, _ROUNDING)
-            comparisons += (c for c in pairs if c.figure in ("is floor", *scores))
+                remade = replace(scored, is_floor=attack.is_floor)
+                pairs = compare(label_of(cell.job), scored, remade, _ROUNDING)
+                comparisons += (c for c in pairs if c.figure == "is floor")
     return comparisons
-
-
-def _scores(
-    training: PlannedTraining, trained: TrainRecord, cell: Cell, record: AttackRecord, store: Store
-) -> dict[str, list[float]]:
-    """Scores of a stored reconstruction by metric, those that need no other data; none where it is
-    not stored."""
-    path = store.artifacts(cell.key) / RECONSTRUCTION
-    if not path.is_file():
-        return {}
-    check_kept(path.parent, record, path.name)
-    tensors = load_file(path)
-    images, truth = tensors["images"], tensors["truth"]
-    place = store.artifacts(training.key)
-    files = [place / n for n in trained.observations[cell.checkpoint][cell.threat].truths]
-    if all(f.is_file() for f in files):
-        for file in files:
-            check_kept(place, trained, file.name)
-        whole = torch.cat([load_truth(f).x for f in files])
-        if not torch.equal(whole, truth):
-            raise UserError(f"{path} has other private samples than its training.")
-    if images.shape != truth.shape or len(images) != record.victims:
-        raise UserError(f"{path} has not the {record.victims} victims of its record.")
-    scores = image_values(images, truth, ())
-    scores.pop("exact", None)  # it needs to know the categorical columns
-    known = {*record.values, "ssim", "mse"}  # a metric may be newer than the folder
-    return {metric: values.tolist() for metric, values in scores.items() if metric in known}
