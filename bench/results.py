@@ -78,7 +78,6 @@ def run(
     if jobs != 0:
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)
-    store.prepare()
     visible = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     with _progress(plan, visible) as on_progress:
         runner.run(

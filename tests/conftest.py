@@ -324,7 +324,6 @@ def run_suite(
     plan = expand(suites.read_suite(str(suite)), only)
     runner.check(plan, registry, env)
     store = Store(out)
-    store.prepare()
     report = runner.run(
         plan, store, Keys(registry, env), executor=launch.local(plan, env, workers=workers),
         fresh=fresh, command=["test"],

@@ -21,7 +21,6 @@ def planned(suite: Path, plugins: tuple[Path, ...] = (), **only: Any) -> tuple[P
 
 
 def made(plan: Plan, keys: runner.Keys, store: Store, executor: Any) -> runner.Report:
-    store.prepare()
     return runner.run(plan, store, keys, executor=executor)
 
 

@@ -47,7 +47,6 @@ class Folder:
         self.trainings: list[PlannedTraining] = []
         self.attacks: dict[str, AttackSettings] = {}
         self.store = Store(folder)
-        self.store.prepare()
 
     def row(
         self, defense: str, seed: int, attacks: Mapping[str, Any], *, correct: int = 90,

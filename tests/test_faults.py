@@ -184,7 +184,6 @@ def test_a_second_driver_is_refused_and_disturbs_nothing(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     suite, place = tiny(), Store(tmp_path / "out")
-    place.prepare()
     under_way = place.scratch("key")
     under_way.mkdir(parents=True)
     with place.lock():

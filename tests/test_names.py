@@ -74,7 +74,6 @@ def test_whatever_a_suite_and_a_threat_are_called_nothing_is_written_elsewhere(
         patch.setattr(os, "fsync", lambda descriptor: None)  # waiting for the disk
         plan = Plan(suite=made, trainings=(), cells=())
         store = launch.store_of(plan, None, (12, 100))
-        store.prepare()
         artifacts = store.artifacts("0" * 24)
         truth = Truth(x=torch.zeros(1, 1, 2), y=torch.zeros(1, 1, dtype=torch.int64))
         file = artifacts / f"final-{made.threats[0].name}-truth.safetensors"

@@ -34,7 +34,6 @@ def without_work(tasks: deque[Task]) -> Outcomes:
 
 def _lines(plan: Plan, keys: Keys, store: Store) -> list[str]:
     text = io.StringIO()
-    store.prepare()
     with progress.live(plan, Console(file=text, width=80)) as on_progress:
         runner.run(plan, store, keys, executor=without_work, on_progress=on_progress)
     return text.getvalue().splitlines()

@@ -5,7 +5,6 @@ Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 import bench
-from bench.cli import capturing, planning, plugins, privacy, reports, runs, verifying
+from bench.cli import capturing, options, planning, plugins, privacy, reports, runs, verifying
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +76,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in options.NO_SPACE:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write would fail again
         typer.echo(f"leakbench: cannot write ({error.strerror}).", err=True)

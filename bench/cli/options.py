@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ Jobs = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _announced: set[Path] = set()
 """Files of which the command under way has said that it runs them."""
 
@@ -129,9 +131,9 @@ def plain_errors() -> Iterator[None]:
     except SystemExit as error:  # of a plugin: it must not end a command as if all were well
         raise RuntimeError(f"a plugin raised SystemExit({error.code!r})") from error
     except OSError as error:
-        if error.filename is None:  # no file of the user's: a bug
+        if error.filename is None and error.errno not in NO_SPACE:  # no file of the user's: a bug
             raise
-        refuse(f"cannot use {str(error.filename)[:200]} ({error.strerror}).")
+        refuse(f"cannot use {str(error.filename or 'the disk')[:200]} ({error.strerror}).")
 
 
 def refuse(sentence: str) -> NoReturn:

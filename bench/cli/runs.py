@@ -207,7 +207,6 @@ def run(
         part = options.shard_of(shard)
         plan, keys = options.plan_suite(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
-        store.prepare()
         executor = launch.local(plan, env, workers=jobs)
         report = carry_out(plan, keys, store, executor, fresh=fresh, details=details, loss=loss)
     if report.failures:
@@ -262,7 +261,6 @@ def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Re
     from bench.harness import launch
 
     store = launch.store_of(plan, folder)
-    store.prepare()
     executor = launch.local(plan, keys.env, workers=jobs)
     return carry_out(plan, keys, store, executor, show=False)
 

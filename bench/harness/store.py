@@ -128,31 +128,19 @@ class Store:
         self._trainings = {t.key: t for t in run.trainings} if run else {}
         self._cells = {c.key: c for c in run.cells} if run else {}
 
-    def prepare(self) -> None:
-        """Create the folder and check that it can be written, and that nothing in it leads out."""
-        for name in ("artifacts", "scratch"):
-            no_link(self.folder, name)
-        for kind in ("train", "attack"):
-            no_link(self.folder, "records", kind)
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make and hold the folder. Raises UserError where that cannot be, or another driver holds
+        it."""
+        place = no_link(self.folder, ".lock")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            (self.folder / "records").mkdir(parents=True, exist_ok=True)
-            probe = _beside(self.folder / "probe")
-            probe.touch(exist_ok=False)
-            probe.unlink()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(place, flags, 0o666)
         except OSError as error:
             raise UserError(
                 f"cannot write results to {self.folder} ({error.strerror or error})."
             ) from error
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder. Raises UserError where another driver holds it, or it cannot be."""
-        place = no_link(self.folder, ".lock")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            handle = os.open(place, flags, 0o666)
-        except OSError as error:
-            raise UserError(f"cannot write {place} ({error.strerror or error}).") from error
         with os.fdopen(handle, "r+b", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,9 +183,9 @@ class Store:
         return Path(f"{self.folder}/records/{kind}/{key}.json")  # joining takes 1.6x the time
 
     def scratch(self, key: str) -> Path:
-        """Return where the job of that key leaves its files, until `keep` puts them in their
-        place."""
-        return self.folder / "scratch" / key
+        """Return where the job of that key leaves its files, until `keep` puts them in their place.
+        Raises UserError if that is a link."""
+        return no_link(self.folder, "scratch", key)
 
     def sweep(self) -> None:
         """Remove what jobs of a killed run left behind. Only while holding the folder."""

@@ -113,7 +113,6 @@ def run_again(
     if kind == TRAININGS:  # attacks have no data set to check
         check_plan(plan, registry, env)
     store = Store(Path(out) / RECORDS)
-    store.prepare()
 
     def on_progress(report: Report, label: str, cached: bool) -> None:
         if not cached:

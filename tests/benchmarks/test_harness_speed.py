@@ -83,7 +83,6 @@ def test_two_workers_against_one_and_what_the_harness_takes(benchmark: Any, tmp_
     for workers in (1, 2):
         plan, keys = planned("quick", task=0, defense=["none", "gaussian", "ms_pafl"])
         place = Store(tmp_path / str(workers))
-        place.prepare()
 
         def go(
             plan: Plan = plan, keys: runner.Keys = keys, place: Store = place,
