@@ -266,7 +266,9 @@ def test_a_filter_that_matches_nothing_says_what_there_is(
 
 def test_results_draw_figures(results: Results) -> None:
     grid = results.pictures(attack="dlg", victims=2)
-    assert len(grid.axes[0].images) == 2 * 4  # the private line and three settings
+    assert len(grid.axes) == 4  # the private line and three settings
+    (strip,) = grid.axes[0].images
+    assert strip.get_array().shape[:2] == (8, 2 * (8 + 2))  # two images, white beside each
     assert results.plot_pareto(checkpoint="init").axes
 
 

@@ -103,36 +103,26 @@ _PARTS: tuple[Callable[[Cell], str], ...] = (
 )
 
 
-def _grid(lines: Sequence[tuple[str, np.ndarray, Sequence[float]]], inches: float) -> Figure:
-    name = min(_LABEL, 0.42 * inches)
-    side = (inches - name) / max(len(images) for _, images, _ in lines)
-    heights = [side + (_SCORE if scores else 0.06) for _, _, scores in lines]
-    height = sum(heights) + 0.05
+def _grid(lines: Sequence[tuple[str, np.ndarray, Sequence[float]]], across: float) -> Figure:
+    name = min(_LABEL, 0.42 * across)
+    most = max(len(images) for _, images, _ in lines)
+    height = len(lines) * ((across - name) / most + _SCORE)
     with style_figures():
-        figure = Paper(figsize=(inches, height))
-        # One pair of axes in inches for all pictures: hundreds of axes take seconds to draw.
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        top = height - 0.02
-        for (label, images, scores), high in zip(lines, heights, strict=True):
+        figure = Paper(figsize=(across, height), layout="constrained")
+        places = figure.subplots(len(lines), squeeze=False)[:, 0]
+        for axes, (label, images, scores) in zip(places, lines, strict=True):
+            # One picture per line, white between images: hundreds of axes take seconds to draw.
+            white = ((0, most - len(images)), (0, 0), (0, 0), (1, 1))
+            strip = np.concatenate(np.pad(images.clip(0, 1), white, constant_values=1), axis=-1)
+            pixels = np.moveaxis(strip, 0, -1)
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             wrapped = [textwrap.fill(part, int(name / 0.068)) for part in label.split("\n")]
-            axes.text(0.0, top - side / 2, "\n".join(wrapped), va="center", linespacing=1)
-            for i, image in enumerate(images):
-                left = name + i * side
-                pixels = np.moveaxis(image, 0, -1).clip(0, 1)
-                axes.imshow(
-                    pixels[..., 0] if pixels.shape[-1] == 1 else pixels,
-                    cmap="gray",
-                    vmin=0,
-                    vmax=1,
-                    interpolation="nearest",
-                    extent=(left + 0.03 * side, left + 0.97 * side, top - side, top - 0.06 * side),
-                )
-                if scores:
-                    middle = (left + side / 2, top - side)
-                    axes.text(*middle, f"{scores[i]:.2f}", ha="center", va="top")
-            top -= high
-        axes.set(xlim=(0, inches), ylim=(0, height), aspect="equal")
+            axes.set_ylabel("\n".join(wrapped), rotation=0, ha="right", va="center")
+            middles = (np.arange(len(scores)) + 0.5) * (images.shape[-1] + 2)
+            axes.set_xticks(middles, [f"{score:.2f}" for score in scores])
+            axes.set(yticks=[])
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
     return figure
 
 
