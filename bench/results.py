@@ -193,7 +193,7 @@ class Results:
         return grids.pictures(self.folder, chosen, victims=victims, width=width)
 
     def plot_pareto(self, *, width: str = "column", **only: str | None) -> Figure:
-        """Accuracy against worst-case leakage of one table; checkpoint: by default the last."""
+        """Accuracy against leakage of one table; checkpoint: by default the last."""
         from bench.report import scatters
 
         table = self._table(**only)

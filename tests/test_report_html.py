@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +21,6 @@ from bench.report import (
     explain,
     leaderboard,
     overview,
-    scatters,
     tables,
     verdicts,
 )
@@ -266,14 +264,6 @@ def test_of_a_long_table_the_first_rows_are_laid_out_and_the_others_one_press_aw
     assert [t.get("class") for t in lines] == [None] * 5 + [" more"] * 3
     assert "Show all rows of this table" in text
     assert "Show all rows of this table" not in page(*rows[:-3])
-
-
-def test_an_infinite_floor_of_a_foreign_file_has_no_band_in_the_plots() -> None:
-    floor = {"ssim": 0.2, "ssim_class_mean": math.inf}
-    rows = [row(d, n, attacks={"dlg": attack(0.5, floor=floor)}) for n, d in enumerate("ab", 1)]
-    lines = scatters.pareto(rows).axes[0].lines
-    (band,) = [line for line in lines if str(line.get_label()).startswith("baseline")]
-    assert (band.get_label(), band.get_xdata()[0]) == ("baseline: reads nothing", 0.2)
 
 
 def test_a_page_without_rows_says_so() -> None:

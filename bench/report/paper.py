@@ -22,7 +22,6 @@ from matplotlib.ticker import StrMethodFormatter
 from bench.errors import UserError
 from bench.harness.store import write_whole
 from bench.metrics.intervals import Interval
-from bench.metrics.named import FLOOR_SUFFIX
 from bench.names import did_you_mean
 from bench.records import Row
 from bench.report.verdicts import UNDEFENDED
@@ -122,27 +121,6 @@ def set_log(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter("")
-
-
-def draw_floors(axes: Axes, floors: Sequence[Mapping[str, float]], metric: str) -> None:
-    """Draw a line or, where rows differ, a band at the scores that need no message.
-
-    Args:
-        axes: Where to draw, scores along x.
-        floors: Baselines by metric, of every row.
-        metric: Of the axis.
-    """
-    for name, style, what in (
-        (metric, "dotted", "reads nothing"),
-        (metric + FLOOR_SUFFIX, "dashed", "told the labels"),
-    ):
-        known = [f[name] for f in floors if abs(f.get(name, float("inf"))) < float("inf")]
-        if known:
-            lo, hi = min(known), max(known)
-            grey: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
-            axes.axvline((lo + hi) / 2, linestyle=style, label=f"baseline: {what}", **grey)
-            if hi > lo:
-                axes.axvspan(lo, hi, color=GREY, alpha=0.2, linewidth=0, zorder=0)
 
 
 @contextmanager

@@ -10,25 +10,24 @@ from matplotlib.figure import Figure
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
-from bench.metrics.named import METRICS, sign_of
 from bench.records import Row
-from bench.report.paper import GREY, bars, draw_floors, looks, plot, set_log
+from bench.report.paper import GREY, bars, looks, plot
 from bench.report.verdicts import has_use
 
 Spot = tuple[Row, Interval, Interval]
-"""A row with its worst-case score and its accuracy: of the common model, or where there is none of
+"""A row with its leakage and its accuracy: of the common model, or where there is none of
 the clients' own networks."""
 
 
 def spots_of(rows: Sequence[Row]) -> list[Spot]:
     """Return the rows of one table that have both figures."""
-    known = ((r, r.ranking, r.accuracy or r.personal_accuracy) for r in rows)
-    return [(row, case.interval, accuracy) for row, case, accuracy in known if case and accuracy]
+    known = ((r, r.leak_interval, r.accuracy or r.personal_accuracy) for r in rows)
+    return [(row, leakage, accuracy) for row, leakage, accuracy in known if leakage and accuracy]
 
 
 def pareto(rows: Sequence[Row], *, among: Sequence[Row] = (), width: str = "column") -> Figure:
-    """Draw accuracy against worst-case leakage of one table's rows, with 95 % intervals, the
-    baselines, and the front: settings that no other one beats in both.
+    """Draw accuracy against leakage of one table's rows, with 95 % intervals, and the front:
+    settings that no other one beats in both.
 
     Hollow: without use (diverged, at chance). Rows without a figure are named below.
 
@@ -44,17 +43,10 @@ def pareto(rows: Sequence[Row], *, among: Sequence[Row] = (), width: str = "colu
     if not spots:
         raise UserError("no row of this table has both figures: nothing to draw.")
     drawn = {id(row) for row, *_ in spots}
-    cases = [row.ranking for row, *_ in spots if row.ranking]
-    metric = cases[0].metric
-    floors = [row.attacks[case.attack].floor for (row, *_), case in zip(spots, cases, strict=True)]
     with plot(width, [r.setting for r in rows if id(r) not in drawn]) as (figure, axes):
-        if metric == "mse":
-            set_log(axes, "x")
         _draw_spots(axes, spots, among or rows)
-        draw_floors(axes, floors, metric)
-        _draw_front(axes, spots, sign_of(metric))
-        safer = "←" if metric == "ssim" else "→"
-        axes.set(xlabel=f"worst-case {METRICS[metric].title} (safer {safer})", ylabel="accuracy")
+        _draw_front(axes, spots)
+        axes.set(xlabel="leakage (safer ←)", ylabel="accuracy")
     return figure
 
 
@@ -83,11 +75,11 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], among: Sequence[Row]) -> None
         )
 
 
-def _draw_front(axes: Axes, spots: Sequence[Spot], sign: float) -> None:
+def _draw_front(axes: Axes, spots: Sequence[Spot]) -> None:
     """Draw the front of the useful settings with a common accuracy: that of clients' own networks,
-    on their own labels, is no match for it. sign: 1 where a larger x is less safe, else -1."""
+    on their own labels, is no match for it."""
     able = [(x.mean, y.mean) for r, x, y in spots if has_use(r) and r.accuracy is not None]
-    leading = [able[i] for i in front([(sign * x, -y) for x, y in able])]
+    leading = [able[i] for i in front([(x, -y) for x, y in able])]
     if leading:
         x, y = zip(*leading, strict=True)
         axes.plot(x, y, drawstyle="steps-post", label="front", color=GREY, lw=0.8, zorder=0)
