@@ -133,9 +133,12 @@ def sweep(
     OUT/figures hold all. A sweep that was stopped goes on where it was.
     """
     with options.plain_errors():
+        from pandas import isna
+
         from bench.harness.store import write_whole
         from bench.report import leaderboard
         from bench.report import sweep as sweeps
+        from bench.report.frames import csv_of
         from bench.report.paper import check_format
         from bench.suite import parse_value
 
@@ -158,18 +161,13 @@ def sweep(
             options.say(f"{key}={text}", style="bold")
             failed += len(carry_out_here(plan, keys, folder, jobs).failures)
             swept[parse_value(text)] = leaderboard.load(folder)
-        write_whole(base / "sweep.csv", sweeps.to_csv(key, swept))
-        paths = sweeps.write_figures(key, swept, base, formats)
-        for title, settings in sweeps.curves(key, swept).items():
-            table = options.open_table(f"{title}: leakage")
-            table.add_column("setting", overflow="fold")
-            for value in swept:
-                table.add_column(str(value), justify="right")
-            for setting, points in settings.items():
-                cells = {value: f"{leakage.mean:.2f}" for value, leakage in points}
-                table.add_row(setting, *(cells.get(value, "-") for value in swept))
-            options.console.print()
-            options.console.print(table)
+        frame = sweeps.frame_of(key, swept)
+        write_whole(base / "sweep.csv", csv_of(frame.to_dict("records")))
+        paths = sweeps.write_figures(frame, base, formats)
+        for title, table in frame.groupby("table", sort=False):
+            curves = table.pivot(index="curve", columns="value", values="leakage")
+            shown = curves[list(swept)].map(lambda leak: "-" if isna(leak) else f"{leak:.2f}")
+            options.say(f"\n{title}: leakage\n{shown.rename_axis(index=None).to_string()}")
         options.say(f"Written: {base / 'sweep.csv'} and {len(paths)} figures beside it.")
     if failed:
         raise typer.Exit(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +16,9 @@ from bench.records import Row
 from bench.report.paper import COLOURS, MARKERS, bars, looks, plot, set_log
 from bench.report.scatters import exact
 from bench.report.tables import same_training
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Points = Sequence[tuple[float, Interval]]
 """Where each figure was measured, in ascending order, and the figure."""
@@ -118,28 +122,24 @@ def course(
     return figure
 
 
-def sweep(
-    over: str, values: Sequence[object], settings: Mapping[str, Sequence[tuple[object, Interval]]],
-    *, width: str = "column",
-) -> Figure:  # fmt: skip
-    """Draw leakage over the values of one key.
+def sweep(table: DataFrame, *, width: str = "column") -> Figure:
+    """Draw leakage over the values of one key; values that are no numbers stand side by side.
 
-    Args:
-        over: The key.
-        values: All of them; what is no number stands side by side.
-        settings: By name, leakage at each value.
-        width: column or page.
+    table: Of `bench.report.sweep.frame_of`.
     """
+    values = table["value"].unique().tolist()
     numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     numeric = len(numbers) == len(values)
     at = {str(v): numbers[i] if numeric else float(i) for i, v in enumerate(values)}
+    known = table.dropna(subset="leakage")
     with plot(width) as (figure, axes):
         if numeric and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
             set_log(axes, "x")
-        for number, (name, some) in enumerate(settings.items()):
-            points = [(at[str(v)], y) for v, y in some]
+        for number, (name, some) in enumerate(known.groupby("curve", sort=False)):
+            ends = some[["value", "leakage", "leakage_lo", "leakage_hi"]].to_numpy().tolist()
+            points = [(at[str(v)], Interval(mean=y, lo=lo, hi=hi)) for v, y, lo, hi in ends]
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            draw_line(axes, points, colour=colour, marker=marker, label=name)
-        axes.set(xlabel=over, ylabel="leakage (safer ↓)", ylim=(-0.03, 1.03))
+            draw_line(axes, points, colour=colour, marker=marker, label=str(name))
+        axes.set(xlabel=table["over"].iloc[0], ylabel="leakage (safer ↓)", ylim=(-0.03, 1.03))
         axes.set_xticks(list(at.values()), list(at))
     return figure

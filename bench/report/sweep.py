@@ -6,36 +6,30 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.files import no_link
-from bench.metrics.intervals import Interval
 from bench.records import Row
 from bench.records.jobs import setting_text
 from bench.report.curves import sweep as draw_sweep
-from bench.report.frames import csv_of, figures_of
+from bench.report.frames import figures_of
 from bench.report.paper import write
 from bench.report.tables import tables
 
-Swept = Mapping[Any, Sequence[Row]]
-"""A suite's rows by the value of the key that was varied, in the order in which they were asked
-for."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
-def to_csv(over: str, swept: Swept) -> str:
-    """Return a line for every value and row, with all figures of the row. over: the key."""
-    return csv_of(
-        [
-            {"over": over, "value": value, **figures_of(row)}
-            for value, rows in swept.items()
-            for row in rows
-        ]
-    )
+def frame_of(over: str, swept: Mapping[Any, Sequence[Row]]) -> DataFrame:
+    """Return a line for every value and row: the row's figures, its table, and its curve there.
 
+    Args:
+        over: The key that was varied.
+        swept: A suite's rows by its values, in the order in which they were asked for.
+    """
+    from pandas import DataFrame
 
-def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Interval]]]]:
-    """Return for every table, by its title, and setting the leakage at every value."""
-    by_title: dict[str, dict[str, list[tuple[Any, Interval]]]] = {}
+    lines = []
     for value, rows in swept.items():
         names = Counter[str]()
         for _, members in tables(rows):
@@ -46,11 +40,10 @@ def curves(over: str, swept: Swept) -> dict[str, dict[str, list[tuple[Any, Inter
                 title = f"{title} · {names[title]}"
             labels = [_setting_without(over, row, value) for row in members]
             for row, label in zip(members, labels, strict=True):
-                label = label if labels.count(label) == 1 else row.setting
-                if row.leak_interval is not None:
-                    points = by_title.setdefault(title, {}).setdefault(label, [])
-                    points.append((value, row.leak_interval))
-    return by_title
+                curve = label if labels.count(label) == 1 else row.setting
+                place = {"over": over, "value": value, "table": title, "curve": curve}
+                lines.append(place | figures_of(row))
+    return DataFrame(lines, dtype=object)
 
 
 def _setting_without(over: str, row: Row, value: Any) -> str:
@@ -62,11 +55,10 @@ def _setting_without(over: str, row: Row, value: Any) -> str:
     return setting_text(row.defense, kept)
 
 
-def write_figures(over: str, swept: Swept, folder: Path, formats: Sequence[str]) -> list[Path]:
+def write_figures(frame: DataFrame, folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write a figure for every table: FOLDER/figures/PROTOCOL-DATASET-MODEL-CHECKPOINT-sweep."""
     place, paths = no_link(folder, "figures"), list[Path]()
-    for title, settings in curves(over, swept).items():
-        name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in title.split(" · "))
-        figure = draw_sweep(over, list(swept), settings)
-        paths += write(figure, place / f"{name}-sweep", formats)
+    for title, table in frame.groupby("table", sort=False):
+        name = "-".join(re.sub(r"[^\w.]+", "_", part) for part in str(title).split(" · "))
+        paths += write(draw_sweep(table), place / f"{name}-sweep", formats)
     return paths
