@@ -56,8 +56,9 @@ def plan(
             return
         if list_:
             _print_trainings(planned)
-        _print_rows(report)
-        for line in _sentences(planned, report, env.device.split(":")[0]):
+        unit = _UNITS[env.device.split(":")[0]]
+        _print_rows(report, unit)
+        for line in _sentences(planned, report, unit):
             options.say(line)
 
 
@@ -72,19 +73,18 @@ def _print_trainings(plan: Plan) -> None:
     options.console.print(grid)
 
 
-def _print_rows(report: Mapping[str, Any]) -> None:
+def _print_rows(report: Mapping[str, Any], unit: str) -> None:
     grid = options.open_table(f"{report['suite']} v{report['version']}", padding=(0, 1, 0, 0))
     grid.add_column("task", justify="right", no_wrap=True)
     grid.add_column("protocol", no_wrap=True)
     grid.add_column("data set, model", overflow="fold")
-    hours = [f"{_UNITS.get(device, device)}-h" for device in report["hours"]]
-    for name in ("rows", "trainings", "cells", "cached", *hours, "GB"):
+    for name in ("rows", "trainings", "cells", "cached", f"{unit}-h", "GB"):
         grid.add_column(name, justify="right", no_wrap=True)
     for row in report["rows"]:
         about = (row["task"], row["protocol"], f"{row['dataset']}, {row['model']}")
         cached = row["cached_trainings"] + row["cached_cells"]
         counts = (row["settings"], row["trainings"], row["cells"], cached)
-        figures = map(_short, (*row["hours"].values(), row["bytes"] / _GB))
+        figures = _short(row["hours"]), _short(row["bytes"] / _GB)
         grid.add_row(*map(str, (*about, *counts)), *figures)
     options.console.print(grid)
 
@@ -94,27 +94,27 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _sentences(plan: Plan, report: Mapping[str, Any], kind: str) -> Iterator[str]:
+def _sentences(plan: Plan, report: Mapping[str, Any], unit: str) -> Iterator[str]:
     from bench.harness.progress import duration
 
     yield (
         f"{report['trainings']} trainings ({report['cached_trainings']} cached), "
         f"{report['cells']} attack cells ({report['cached_cells']} cached)."
     )
-    if report["cached_trainings"] + report["cached_cells"] < report["trainings"] + report["cells"]:
-        for device, hours in report["hours"].items():
-            unlike = report["unlike"][device]
+    cached = report["cached_trainings"] + report["cached_cells"]
+    if missing := report["trainings"] + report["cells"] - cached:
+        unlike = report["unlike"]
+        if unlike < missing:
             left_out = f" {unlike:,} jobs are like nothing measured and left out." if unlike else ""
             yield (
-                f"Not cached: {_short(hours)} {_UNITS.get(device, device)}-hours, by medians of "
-                f"measured jobs.{left_out}"
+                f"Not cached: {_short(report['hours'])} {unit}-hours, by medians of measured "
+                f"jobs.{left_out}"
             )
-        if report["wall_hours"] is not None:
             time = duration(3600 * report["wall_hours"])
-            yield f"With --jobs {report['jobs']} on {kind}: {time}, if nothing else runs."
-        if "cuda" not in report["hours"]:
+            yield f"With --jobs {report['jobs']}: {time}, if nothing else runs."
+        else:
             yield (
-                "No cell was measured on a GPU yet, so no GPU-hours: run a part of it there "
+                f"No cell was measured on a {unit} yet, so no {unit}-hours: run a part of it there "
                 f"(leakbench run {plan.suite.name} --only seed={plan.trainings[0].seed} --only "
                 "task=0 --device cuda) and plan again with the same --out."
             )

@@ -152,7 +152,7 @@ class Costs:
 
     Args:
         sources: Costs of each origin; of equally similar jobs, those of the first origin count.
-        env: Where the jobs' data sets are.
+        env: Where the jobs run.
     """
 
     def __init__(self, sources: Iterable[Iterable[Cost | None]], env: Environment) -> None:
@@ -168,27 +168,22 @@ class Costs:
                     near[cost.group[:shared]].append(cost)
             self._near = {**near, **self._near}
         self._steps = dict[str, int]()
-        self._known = dict[tuple[Group, float], Cost | None]()
-        self.devices = sorted({group[1] for group in self._near})
-        """Kinds of device, cpu or cuda, on which jobs were measured."""
 
-    def of(self, job: TrainJob | AttackJob, device: str) -> Cost | None:
-        """Return what the whole job takes on a device; None if no job of its stage was measured
-        there."""
+    def of(self, job: TrainJob | AttackJob) -> Cost | None:
+        """Return what the whole job takes; None if no job of its stage was measured on the kind of
+        device."""
         if isinstance(job, AttackJob):
             work = job.budget * threat_size(job)
         else:
             protocol = job.protocol
             work = float(protocol.rounds * protocol.participants * self._local_steps(job))
-        known = group_of(job, device), work
-        if known not in self._known:
-            near = (self._near.get(known[0][:shared]) for shared in _SHARED)
-            costs = [
-                c._replace(seconds=c.seconds * (work if c.grows else 1), grows=False)
-                for c in next(filter(None, near), [])
-            ]
-            self._known[known] = _middle(costs) if costs else None
-        return self._known[known]
+        group = group_of(job, self._env.device)
+        near = (self._near.get(group[:shared]) for shared in _SHARED)
+        costs = [
+            c._replace(seconds=c.seconds * (work if c.grows else 1), grows=False)
+            for c in next(filter(None, near), [])
+        ]
+        return _middle(costs) if costs else None
 
     def _local_steps(self, job: TrainJob) -> int:
         """Steps per round of the client that takes the most."""
@@ -216,7 +211,6 @@ def forecast(
     """
     own, suite = read_finished(store.folder), plan.suite
     costs = Costs([own.values(), *map(_read_costs, folders), read_shipped()], keys.env)
-    kind = keys.env.device.split(":")[0]
     jobs = defaultdict[int, list[_Job]](list)
     for training, attacks in plan.by_training().items():
         cached = keys.train(training) in own
@@ -225,19 +219,19 @@ def forecast(
         mine += [(attack, cached and keys.attack(attack) in own) for attack in attacks]
     place = store.folder.resolve()
     disk = next(folder for folder in (place, *place.parents) if folder.exists())
-    whole = _total([job for mine in jobs.values() for job in mine], costs, kind)
+    whole = _total([job for mine in jobs.values() for job in mine], costs)
     return {
         "suite": suite.name,
         "version": suite.version,
         **whole,
         "jobs": workers,
-        "wall_hours": whole["hours"][kind] / workers if kind in costs.devices else None,
+        "wall_hours": whole["hours"] / workers,
         "free_bytes": shutil.disk_usage(disk).free,
         "folder": os.fspath(store.folder),
         "rows": [
             {"task": number, "protocol": suite.protocol_of(task).name}
             | task.model_dump(include={"dataset", "model"})
-            | _total(jobs[number], costs, kind)
+            | _total(jobs[number], costs)
             for number, task in enumerate(suite.tasks)
             if number in jobs
         ],
@@ -251,25 +245,22 @@ def _read_costs(folder: Path) -> Iterable[Cost | None]:
     return costs.values()
 
 
-def _total(jobs: Sequence[_Job], costs: Costs, kind: str) -> dict[str, Any]:
-    """Count some jobs, and what the uncached ones take on each measured device.
-
-    Bytes on disk are those of the plan's `kind` of device, of another one if it was not measured.
-    """
+def _total(jobs: Sequence[_Job], costs: Costs) -> dict[str, Any]:
+    """Count some jobs, and what the uncached ones take; those like nothing measured are counted as
+    `unlike` and left out."""
     trainings = [(job, cached) for job, cached in jobs if isinstance(job, TrainJob)]
     missing = [job for job, cached in jobs if not cached]
     cached = sum(cached for _, cached in trainings)
-    by_device = {device: [costs.of(job, device) for job in missing] for device in costs.devices}
-    here = [cost for cost in by_device.get(kind, ()) if cost]
+    known = [cost for cost in map(costs.of, missing) if cost]
     return {
         "settings": len({job.setting for job, _ in trainings}),
         "trainings": len(trainings),
         "cached_trainings": cached,
         "cells": len(jobs) - len(trainings),
         "cached_cells": len(jobs) - len(missing) - cached,
-        "hours": {d: sum(c.seconds for c in mine if c) / 3600 for d, mine in by_device.items()},
-        "bytes": sum(c.n_bytes for c in by_device.get(kind, by_device[costs.devices[0]]) if c),
-        "unlike": {d: sum(cost is None for cost in mine) for d, mine in by_device.items()},
-        "peak_host_bytes": max((c.host for c in here if c.host), default=None),
-        "peak_device_bytes": max((c.gpu for c in here if c.gpu), default=None),
+        "hours": sum(cost.seconds for cost in known) / 3600,
+        "bytes": sum(cost.n_bytes for cost in known),
+        "unlike": len(missing) - len(known),
+        "peak_host_bytes": max((c.host for c in known if c.host), default=None),
+        "peak_device_bytes": max((c.gpu for c in known if c.gpu), default=None),
     }
