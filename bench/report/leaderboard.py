@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -28,7 +27,6 @@ from bench.records import (
     PlannedTraining,
     Row,
     Run,
-    TrainJob,
     TrainOutcome,
     TrainRecord,
     Workings,
@@ -68,21 +66,8 @@ def missing_words(store: Store, run: Run) -> list[str]:
     planned = len(whole.trainings) + len(whole.cells)
     if len(names) >= planned:
         return sentences
-    words = [f"{len(names):,} of its {planned:,} jobs"]
-    tasks, known = _tasks(whole.trainings), _tasks(t.job for t in run.trainings)
-    for seed in run.suite.seeds:
-        if known[seed] != tasks[seed]:
-            words.append(f"seed {seed} on {len(known[seed])} of {len(tasks[seed])} tasks")
-    return [*sentences, f"A part of suite {run.suite.name} was run: {'; '.join(words)}."]
-
-
-def _tasks(jobs: Iterable[TrainJob]) -> defaultdict[int, set[str]]:
-    """Return each seed's tasks, as text; tasks that differ only in the protocol are two."""
-    tasks = defaultdict[int, set[str]](set)
-    for job in jobs:
-        inputs = job.inputs()
-        tasks[job.seed].add(canonical({k: inputs[k] for k in ("task", "protocol")}))
-    return tasks
+    words = f"{len(names):,} of its {planned:,} jobs"
+    return [*sentences, f"A part of suite {run.suite.name} was run: {words}."]
 
 
 def row_id(row: Row) -> str:
