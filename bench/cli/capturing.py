@@ -137,13 +137,9 @@ def merge(
 ) -> None:
     """Join result folders that were made in parts, and print the whole leaderboard."""
     with options.plain_errors():
-        import warnings
-
         from bench.harness import merge as merging
 
         merged = merging.merge(folders, out)
-        for note in merging.notes(merged):
-            warnings.warn(note, stacklevel=1)
         paths = publish(out, ("json", "csv", "md"))
     counts = f"{len(merged.trainings)} trainings and {len(merged.cells)} cells"
     options.say(

@@ -94,19 +94,14 @@ def _join(parts: Sequence[Part]) -> Run:
         }
     )
     commands = sorted({c for r in runs for c in r.commands or (r.command,)})
-    names: Iterable[str] = first.versions
-    if any(r.versions != first.versions for r in runs):
-        names = sorted({n for r in runs for n in r.versions})
-    plugins = first.plugins
-    if any(r.plugins != plugins for r in runs):
-        plugins = tuple(sorted({p for r in runs for p in r.plugins}))
+    names = dict.fromkeys(n for r in runs for n in r.versions)
     return Run(
         suite=suite,
         command=" && ".join(commands),
         commands=tuple(commands) if len(commands) > 1 else (),
         device=_both(r.device for r in runs),
         versions={n: _both(r.versions[n] for r in runs if n in r.versions) for n in names},
-        plugins=plugins,
+        plugins=tuple(sorted({p for r in runs for p in r.plugins})),
         code=_code(parts),
         trainings=_union(suite, parts),
     )
@@ -189,19 +184,6 @@ def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
             )
 
 
-def notes(run: Run) -> list[str]:
-    """Return what differs between the parts, for readers who compare their figures."""
-    lines = []
-    if ", " in run.device:
-        lines.append(
-            f"the parts ran on different devices ({run.device}): figures of one setting agree "
-            "across devices only up to rounding."
-        )
-    if mixed := [f"{k} {v}" for k, v in run.versions.items() if ", " in v]:
-        lines.append(f"the parts ran with different versions ({'; '.join(mixed)}).")
-    return lines
-
-
 # --- records and artifacts ------------------------------------------------------------------
 
 
@@ -244,9 +226,11 @@ def _copy(
                 same.append(store)
         elif compare and is_settled(record):
             name = "training" if kind == "train" else "attack"
+            place = next(p for p in sorted({*figures, *others}) if figures.get(p) != others.get(p))
+            values = f"{figures.get(place)!r} and {others.get(place)!r}"
             raise UserError(
                 f"{name} {key} has different figures in {first.folder} and {store.folder} "
-                f"({_difference(figures, others)})."
+                f"({place}: {values[:200]})."
             )
     write_whole(target.path(kind, key), to_json(record))
     for store in same:
@@ -268,21 +252,11 @@ def _copy_artifacts(source: Path, target: Path, record: Record) -> None:
             raise UserError(f"{path} differs from the same artifact of another folder.")
 
 
-def _figures(value: Any) -> Any:
-    """A record without what varies."""
-    if isinstance(value, Mapping):
-        return {k: _figures(v) for k, v in value.items() if k not in _VARIES}
-    return value
-
-
-def _difference(a: Any, b: Any, place: str = "") -> str:
-    """The first place where two records differ, and what they hold there."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            if a.get(key) != b.get(key):
-                return _difference(a.get(key), b.get(key), f"{place}.{key}" if place else key)
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            if x != y:
-                return _difference(x, y, f"{place}.{i}")
-    return f"{place}: {a!r} and {b!r}"[:200]
+def _figures(value: Any, place: str = "") -> dict[str, Any]:
+    """Return all of a record but for what varies, by its place: values.ssim.0."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return {place: value}
+    inner = ((f"{place}.{name}".lstrip("."), v) for name, v in value.items() if name not in _VARIES)
+    return {where: figure for name, v in inner for where, figure in _figures(v, name).items()}
