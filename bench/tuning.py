@@ -8,10 +8,7 @@ ends first, then by bisection on a logarithmic scale, all defenses side by side.
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,23 +186,28 @@ def _losses(
 
 
 def write_tuned(
-    text: str, suite: Suite, tuned: Sequence[Search], losses: Sequence[float], registry: Registry
+    suite: Suite, tuned: Sequence[Search], losses: Sequence[float], registry: Registry
 ) -> str:
-    """Return a suite's file with the tuned settings, a comment on each, under the name NAME_tuned;
-    defenses without a strength stay as they are.
+    """Return a suite as a file with the tuned settings, a comment on each, under the name
+    NAME_tuned; defenses without a strength stay as they are.
 
     Args:
-        text: The suite's own file.
-        suite: As it was read from there, with what was changed.
+        suite: The suite.
         tuned: See `tune`.
         losses: Those that were asked for.
         registry: Where defenses are found.
     """
     seeds = ", ".join(map(str, own_seeds(suite)))
-    blocks = [
-        _block(d.name, d.settings, d.tasks)
-        for d in suite.defenses
-        if strength_of(d, registry) is None
+    given = suite.model_dump(exclude_unset=True, exclude_none=True)
+    given["name"] += "_tuned"
+    lists = {key: given.pop(key) for key in ("tasks", "threats", "attacks") if key in given}
+    values = [f"{k} = {to_toml(v, k)}\n" for k, v in given.items() if k != "defenses"]
+    blocks = ["".join(values)]
+    blocks += [_block(key, entry) for key, entries in lists.items() for entry in entries]
+    blocks += [
+        _block("defenses", entry)
+        for defense, entry in zip(suite.defenses, given["defenses"], strict=True)
+        if strength_of(defense, registry) is None
     ]
     for search in tuned:
         by_value: dict[float, list[float]] = {}
@@ -225,36 +227,10 @@ def write_tuned(
                 f"at most {points} were allowed (seeds {seeds}).\n"
             )
             settings = {**search.settings, search.strength.setting: value}
-            blocks.append(comment + _block(search.defense, settings, [search.task]))
-    return _replace_defenses(text, "\n".join(blocks))
+            entry = {"name": search.defense, "settings": settings, "tasks": [search.task]}
+            blocks.append(comment + _block("defenses", entry))
+    return "\n".join(blocks)
 
 
-def _block(name: str, settings: Mapping[str, Any], tasks: Sequence[int] | None) -> str:
-    lines = ["[[defenses]]", f"name = {to_toml(name, 'name')}"]
-    if settings:
-        lines.append(f"settings = {to_toml(settings, 'settings')}")
-    if tasks is not None:
-        lines.append(f"tasks = {to_toml(list(tasks), 'tasks')}")
-    return "\n".join(lines) + "\n"
-
-
-def _replace_defenses(text: str, blocks: str) -> str:
-    """Replace the defenses in a suite's text.
-
-    Its comments stay where its defenses are written as `[[defenses]]` with a line for each key;
-    in any other form of TOML it is written anew, with the same meaning.
-    """
-    original = tomllib.loads(text)
-    expected = {**original, "name": f"{original['name']}_tuned"} | tomllib.loads(blocks)
-    block = re.compile(r"^\[\[defenses\]\]\n(?:(?!\[|#).*\n?)*", re.MULTILINE)
-    first = block.search(text)
-    if first is not None:
-        remainder = block.sub("", text[first.end() :])
-        name = re.compile(r'^name = "(.*)"', re.MULTILINE)
-        start = name.sub(r'name = "\1_tuned"', text[: first.start()], count=1)
-        document = f"{start}{blocks}\n{remainder.lstrip()}"
-        with suppress(tomllib.TOMLDecodeError):
-            if tomllib.loads(document) == expected:
-                return document
-    lines = [f"{k} = {to_toml(v, k)}\n" for k, v in expected.items() if k != "defenses"]
-    return f"{''.join(lines)}\n{blocks}"
+def _block(key: str, entry: Mapping[str, Any]) -> str:
+    return f"[[{key}]]\n" + "".join(f"{k} = {to_toml(v, k)}\n" for k, v in entry.items())

@@ -72,7 +72,7 @@ def tune(
 
         registry = registry_for(env.plugins)
         searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
-        text = tuning.write_tuned(suites.suite_text(suite)[0], original, searches, losses, registry)
+        text = tuning.write_tuned(original, searches, losses, registry)
         write_whole(target, text)
         options.console.print()
         options.console.print(_table(searches, losses))
