@@ -103,10 +103,8 @@ def verify(
             f"{count_of(len(staged.trainings_of(cells)), 'training')} and "
             f"{count_of(len(cells), 'attack')}."
         )
-        # Drawn whole, a training is one line here and below, with all attacks on it.
-        of_training = {label_of(c.job): label_of(c.job.train) for c in cells}
-        lines = {} if trainings is None else of_training
-        for name in dict.fromkeys(lines.get(what, what) for what in of_training):
+        names = [label_of(c.job) for c in cells]
+        for name in names:
             tell(f"  {name}")
         changed = verification.find_changed_code(opened, cells)
         isolated = isolation(sandbox)
@@ -115,11 +113,6 @@ def verify(
         if code and not options.confirm("Run it?", yes=yes):
             tell("Nothing was run.")
             raise typer.Exit(2)
-
-        def report_end(text: str) -> None:
-            if text.partition(": ")[2] not in lines:
-                tell(f"  {text}", style="dim")
-
         outcome = staged.rerun(
             folder,
             cells,
@@ -128,11 +121,11 @@ def verify(
             tolerance=tolerance,
             workers=jobs,
             timeout_s=timeout,
-            tell=report_end,
+            tell=partial(tell, style="dim"),
         )
     comparisons = [*off, *outcome.comparisons]
     verdicts = Counter(c.verdict for c in comparisons)
-    bare = sum(c.figure == "status" and c.what in of_training for c in outcome.comparisons)
+    bare = sum(c.figure == "status" and c.what in names for c in outcome.comparisons)
     failed = bool(verdicts["differs"] or outcome.end)
     facts = {
         "digest": digest_of(folder),
@@ -156,7 +149,7 @@ def verify(
         comparisons_as_json = [asdict(c) for c in comparisons]
         typer.echo(json.dumps({**facts, "comparisons": comparisons_as_json}, indent=1))
     else:
-        _show_comparisons(comparisons, lines, details=details)
+        _show_comparisons(comparisons, details=details)
         _show_facts(facts, len(comparisons))
     if failed:
         raise typer.Exit(1)
@@ -198,20 +191,13 @@ def _show_facts(facts: Mapping[str, Any], figures: int) -> None:
         options.say(f"Verified{close}.")
 
 
-_SHOWN = 12
-"""Figures that are shown one by one, unless all are asked for."""
-
-
-def _show_comparisons(
-    comparisons: Sequence[Comparison], lines: Mapping[str, str], *, details: bool
-) -> None:
-    """A line per training and attack, or that of `lines` which it belongs to; below it the figures
-    that differ, or all (`details`)."""
+def _show_comparisons(comparisons: Sequence[Comparison], *, details: bool) -> None:
+    """A line per training and attack; below them the figures that differ, or all (`details`)."""
     from rich.text import Text
 
     counts: dict[str, Counter[str]] = {}
     for entry in comparisons:
-        counts.setdefault(lines.get(entry.what, entry.what), Counter())[entry.verdict] += 1
+        counts.setdefault(entry.what, Counter())[entry.verdict] += 1
     table = options.open_table()
     table.add_column("rerun", overflow="fold")
     for heading in ("equal", "close", "off"):  # the verdicts, shorter
@@ -223,15 +209,13 @@ def _show_comparisons(
         )
         table.add_row(Text(what), *cells)
     options.console.print(table)
-    chosen = [c for c in comparisons if details or c.verdict == "differs"]
     single = options.open_table()
     for name in ("of", "figure", "before", "rerun", "verdict"):
         single.add_column(name, overflow="fold")
-    for entry in chosen if details else chosen[:_SHOWN]:
-        texts = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
-        single.add_row(*texts, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
-    if chosen:
+    for entry in comparisons:
+        if details or entry.verdict == "differs":
+            texts = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
+            single.add_row(*texts, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
+    if single.row_count:
         options.console.print()
         options.console.print(single)
-    if len(chosen) > _SHOWN and not details:
-        options.say(f"and {len(chosen) - _SHOWN} more that differ: add --details.")
