@@ -300,7 +300,6 @@ def untouched(copy: Path) -> None: ...
     [
         (untouched, {"target": "spm"}, "the run has no row of defense 'spm'"),
         (untouched, {"target": "spmm"}, "Did you mean 'spm'"),
-        (untouched, {"date": "yesterday"}, "--date must be a day"),
         (untouched, {"run_folder": Path("/no/such")}, "is no result folder"),
         (untouched, {"attacks": ()}, "the attack 'my_attack'; give its file by --attack FILE"),
         (with_stranger, {"attacks": ("my_attack.py", "stranger.py")},

@@ -206,7 +206,6 @@ def submit(
     ] = None,
     author: Annotated[str, typer.Option("--author", help="Who submits.")] = "anonymous",
     out: Annotated[Path, typer.Option("--out")] = Path("results/submissions"),
-    date: Annotated[str | None, typer.Option("--date", help="YYYY-MM-DD; default today.")] = None,
     data_dir: options.DataDir = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write it anew.")] = False,
 ) -> None:
@@ -222,7 +221,6 @@ def submit(
             attacks=tuple(attack or ()),
             author=author,
             out=out,
-            date=date,
             data_dir=data_dir.resolve() if data_dir else None,
             replaces=replace,
             tell=options.say,

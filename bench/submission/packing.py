@@ -48,7 +48,6 @@ def submit(
     attacks: Sequence[Path] = (),
     author: str = "anonymous",
     out: Path = Path("results/submissions"),
-    date: str | None = None,
     data_dir: Path | None = None,
     replaces: bool = False,
     tell: Callable[[str], None] = lambda text: None,
@@ -61,7 +60,6 @@ def submit(
         attacks: Files of the author's own attacks.
         author: Who submits.
         out: Where the submission's folder is written.
-        date: YYYY-MM-DD, today if None.
         data_dir: Where data sets of the run lie that are not embedded.
         replaces: Whether an earlier submission gives way.
         tell: Is told what is being checked.
@@ -70,11 +68,6 @@ def submit(
         UserError: Saying why the run or the plugin cannot be submitted.
     """
     run = Run.read(run_folder)
-    try:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        day = datetime.date.fromisoformat(today if date is None else date)
-    except ValueError as error:
-        raise UserError(f"--date must be a day as YYYY-MM-DD, got '{date}'.") from error
     files = [*([Path(target)] if is_file(target) else []), *attacks]
     registry = discover(tuple(f.resolve() for f in files))
     kind, name = _only(registry, target, run)
@@ -114,7 +107,7 @@ def submit(
         kind=kind,
         name=name,
         author=author,
-        date=day.isoformat(),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         leakbench=__version__,
         command=_without_paths(run.command),
         settings=list(tried.values()),
