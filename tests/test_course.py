@@ -81,7 +81,7 @@ def test_a_report_draws_what_was_measured_beside_the_last_rounds_table(
     results: bench.Results, tmp_path: Path
 ) -> None:
     rows = results._files.rows
-    by_checkpoint = {b.first.checkpoint: b for b in boards(rows)}
+    by_checkpoint = {b.rows[0].checkpoint: b for b in boards(rows)}
     drawn = {
         c: [n for n in figures.of_table(b.rows, rows) if n.startswith("over")]
         for c, b in by_checkpoint.items()

@@ -14,7 +14,7 @@ from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain, frames
 from bench.report.columns import Column, Shown, has_spared
 from bench.report.costs import parts
-from bench.report.tables import idle, tables, work
+from bench.report.tables import tables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,11 +39,6 @@ class Board:
     title: str
     rows: Sequence[Row]
 
-    @property
-    def first(self) -> Row:
-        """Which says what all have in common."""
-        return self.rows[0]
-
     @cached_property
     def frame(self) -> DataFrame:
         """See `frames.board`."""
@@ -64,16 +59,6 @@ class Board:
     def threats(self) -> list[str]:
         """A line on each."""
         return list(dict.fromkeys(t for r in self.rows for t in r.threat.split("; ") if t))
-
-    @property
-    def work(self) -> str:
-        """What the attacked rounds and the training hold."""
-        return work(self.rows)
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """Attacks that apply to no row, with the reason, in place of a column."""
-        return idle(self.rows)
 
     @property
     def spared(self) -> bool:

@@ -24,6 +24,7 @@ from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures
+from bench.report.tables import idle, work
 from bench.report.verdicts import has_use
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
-    templates.filters |= {"chip": explain.chip, "useful": has_use}
+    templates.filters |= {"chip": explain.chip, "useful": has_use, "work": work, "idle": idle}
     return templates
 
 
