@@ -268,7 +268,7 @@ def test_results_draw_figures(results: Results) -> None:
     grid = results.pictures(attack="dlg", victims=2)
     assert len(grid.axes) == 4  # the private line and three settings
     (strip,) = grid.axes[0].images
-    assert strip.get_array().shape[:2] == (8, 2 * (8 + 2))  # two images, white beside each
+    assert strip.get_array().shape[:2] == (16, 2 * (16 + 2))  # two images, white beside each
     assert results.plot_pareto(checkpoint="init").axes
 
 
@@ -298,7 +298,7 @@ def test_a_script_without_a_main_guard_is_told_so(
     message = "workers start here" if guarded else "which import this script again: call it under"
     with pytest.raises(error, match=message):
         runpy.run_path(str(script), run_name="__main__")
-    assert out.exists() is guarded
+    assert not out.exists()
 
 
 def test_a_plugin_edited_between_two_runs_of_one_process_runs_as_edited(
