@@ -45,13 +45,12 @@ def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
     return np.array(record.values[metric], dtype=np.float64)
 
 
-def entry_of(outcomes: Sequence[AttackOutcome | None], threat: ThreatSettings) -> AttackEntry:
+def entry_of(outcomes: Sequence[AttackOutcome], threat: ThreatSettings) -> AttackEntry:
     """Return one attack's entry: figures over all finished seeds, with failures counted;
     `convergence` is None without records of it."""
-    records = [PENDING if r is None else r for r in outcomes]
-    done = [r for r in records if isinstance(r, AttackRecord)]
-    broken = [r for r in records if r.status in ("failed", "timeout")]
-    pending = any(r.status == "pending" for r in records)
+    done = [r for r in outcomes if isinstance(r, AttackRecord)]
+    broken = [r for r in outcomes if r.status in ("failed", "timeout")]
+    pending = any(r.status == "pending" for r in outcomes)
     other_status: Status = "pending" if pending else "done" if done else "not_applicable"
     status = broken[0].status if broken else other_status
     victims = max((r.victims for r in done), default=threat.victims)
@@ -67,7 +66,7 @@ def entry_of(outcomes: Sequence[AttackOutcome | None], threat: ThreatSettings) -
         doubled = DoubledScore(budget=again[0][1].budget, ssim=runs)
     return AttackEntry(
         status=status,
-        reason=next((r.reason for r in records if r.status == status), None),
+        reason=next((r.reason for r in outcomes if r.status == status), None),
         threat=threat.name,
         is_floor=any(r.is_floor for r in done),
         n=sum(r.victims for r in done),

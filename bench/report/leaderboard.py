@@ -41,8 +41,6 @@ from bench.report.verdicts import flags_of, sort_rows, with_first_round
 
 Read = Callable[[Any, str], Any]
 """A store's way to read a record of a kind by its key."""
-Found = Mapping[str, Mapping[int, AttackOutcome]]
-"""Attack -> seed -> record."""
 
 
 def load(folder: Path) -> list[Row]:
@@ -234,19 +232,18 @@ def _row_of_trainings(
 
 def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> Row:
     """Add a row's attacks and worst cases, from the records of every seed."""
-    cells = records_of(row, trainings, read)
-    placed = {
-        cell.label: cell.job.threat
-        for training in trainings
-        for cell in training.cells
-        if cell.checkpoint == row.checkpoint
-    }
-    entries = {
-        label: entry_of(list(cells[threat.name][label].values()), threat)
-        for label, threat in placed.items()
-    }
+    cells = [c for t in trainings for c in t.cells if c.checkpoint == row.checkpoint]
+    outcomes: dict[str, list[AttackOutcome]] = {}
+    observed: dict[str, dict[int, dict[str, AttackRecord]]] = {}
+    for cell in cells:
+        record = read("attack", cell.key) or PENDING
+        outcomes.setdefault(cell.label, []).append(record)
+        by_seed = observed.setdefault(cell.threat, {})
+        if isinstance(record, AttackRecord):
+            by_seed.setdefault(cell.seed, {})[cell.label] = record
+    placed = {cell.label: cell.job.threat for cell in cells}
+    entries = {label: entry_of(outcomes[label], threat) for label, threat in placed.items()}
     used = {threat.name: threat for threat in placed.values()}
-    observed = {name: _by_seed(records) for name, records in cells.items()}
     worst, choice = (
         next((c for m in LEAK_METRICS if (c := worst_case(observed, m, by_truth=truth))), None)
         for truth in (True, False)
@@ -262,26 +259,6 @@ def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> 
         choice=choice and choice[0],
         leaks=ranking and ranking[1],
     )
-
-
-def records_of(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> dict[str, Found]:
-    """Threat -> attack -> seed -> record, at the row's checkpoint; `read` is `Store.read`."""
-    cells: dict[str, dict[str, dict[int, AttackOutcome]]] = {}
-    for training in trainings:
-        for cell in training.cells:
-            if cell.checkpoint == row.checkpoint:
-                by_attack = cells.setdefault(cell.threat, {}).setdefault(cell.label, {})
-                by_attack[cell.seed] = read("attack", cell.key) or PENDING
-    return dict(cells)
-
-
-def _by_seed(by_attack: Found) -> dict[int, dict[str, AttackRecord]]:
-    by_seed: dict[int, dict[str, AttackRecord]] = {}
-    for attack, records in by_attack.items():
-        for seed, record in records.items():
-            if isinstance(record, AttackRecord):
-                by_seed.setdefault(seed, {})[attack] = record
-    return by_seed
 
 
 def _convergences(rows: Sequence[Row]) -> dict[str, Convergence]:
