@@ -23,6 +23,7 @@ from bench.records import (
     Cell,
     Run,
     TrainRecord,
+    check_kept,
     check_together,
 )
 from bench.records.submitted import Submission, is_submission, read_submission
@@ -78,8 +79,11 @@ def open_folder(folder: Path) -> Opened:
     code = [*names, *(str(file) for file in models_of if file is not None)]
     opened = Opened(folder=folder, submission=submission, run=run, code=code)
     for kind, key in run.record_names:
-        if opened.store.read(kind, key) is None:
+        record = opened.store.read(kind, key)
+        if record is None:
             raise UserError(f"{RUN} names the {kind} record {key}, which is missing.")
+        if (place := opened.store.artifacts(key)).is_dir():
+            check_kept(place, record)
     check_together(run.trainings, opened.store.read)
     check_suite(run)
     for name in names:
