@@ -77,18 +77,12 @@ _RIVALS = {"own": "own", "choice": "choice", "worst": "upper bound"}
 
 def _print_scores(scored: Scored) -> None:
     """Print the figures by metric, and which of leakbench's own these beat."""
-    from rich.text import Text
-
     from bench.metrics.named import METRICS
     from bench.report.columns import figure, interval_text
 
-    head = f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each"
-    table = options.open_table(Text(head))
-    table.add_column("metric")
-    table.add_column("answer", overflow="fold")
-    table.add_column(Text("mean [95 % interval]"), justify="right")
+    lines = []
     for metric, beside in scored.beside.items():
-        lines = [
+        texts = [
             (answer.file, interval_text(answer.figures[metric], metric))
             for answer in scored.answers
             if metric in answer.figures
@@ -98,30 +92,33 @@ def _print_scores(scored: Scored) -> None:
             ("floor", beside.floor),
             ("floor, told the labels", beside.floor_class_mean),
         )
-        lines += [(name, figure(value, metric)) for name, value in others if value is not None]
-        for number, (name, text) in enumerate(lines):
-            table.add_row(METRICS[metric].title if number == 0 else "", Text(name), Text(text))
-    options.console.print(table)
-    against = options.open_table(Text("\nHow much more than leakbench's own, on the same victims"))
-    for name in ("answer", "than", "by", "p", "verdict"):
-        against.add_column(name, overflow="fold")
+        texts += [(name, figure(value, metric)) for name, value in others if value is not None]
+        titles = [METRICS[metric].title, *[""] * len(texts)]
+        lines += [(title, *text) for title, text in zip(titles, texts, strict=False)]
+    options.print_table(
+        ("metric", "answer", "mean [95 % interval]"),
+        lines,
+        figures=1,
+        title=f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each",
+    )
+    against = []
     for answer in scored.answers:
         for number, rival in enumerate(answer.against):
             metric = "" if rival.metric == "ssim" else f"{METRICS[rival.metric].title} "
             sign = "+" if rival.beats else ""
-            against.add_row(
-                Text(answer.file if number == 0 else ""),
-                Text(f"{_RIVALS[rival.rival]}: {rival.attack}"),
-                Text(f"{metric}{sign}{interval_text(rival.difference, rival.metric)}"),
-                f"{rival.p:.3g}",
-                Text(_verdict(rival)),
-            )
-    if against.row_count:
-        options.console.print(against)
+            by = f"{metric}{sign}{interval_text(rival.difference, rival.metric)}"
+            than = f"{_RIVALS[rival.rival]}: {rival.attack}"
+            name = answer.file if number == 0 else ""
+            against.append((name, than, by, f"{rival.p:.3g}", _verdict(rival)))
+    options.print_table(
+        ("answer", "than", "by", "p", "verdict"),
+        against,
+        title="\nHow much more than leakbench's own, on the same victims",
+    )
     for answer in scored.answers:
         if answer.failed:
             note = f"{answer.failed} victim(s) failed: scored as the mean public image."
-            options.console.print(Text(f"{answer.file}: {note}"))
+            options.say(f"{answer.file}: {note}")
 
 
 def _verdict(against: Against) -> str:
@@ -254,26 +251,23 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     kind = " and ".join(sorted({m.kind for m in view.seen.messages if m.kind in UPLOAD_KINDS}))
     shape = "x".join(map(str, view.seen.network["shape"]))
     options.say(f"{view.name}: {count_of(victims, 'client')}, {each} of {shape}, sent as {kind}")
-    table = options.open_table()
-    table.add_column("attack")
     values = {result.attack: result.means() for result in attacked}
     metrics = [m for m in _SHOWN if any(m in means for means in values.values())]
-    for metric in metrics:
-        table.add_column(METRICS[metric].title.replace("_", " "), justify="right")
-    if view.truth is not None:
-        table.add_column("leakage", justify="right")
+    heads = [METRICS[metric].title.replace("_", " ") for metric in metrics]
+    heads += [] if view.truth is None else ["leakage"]
+    lines = []
     for result in attacked:
         means = values[result.attack]
         cells = [figure(means[m], m) if m in means else "" for m in metrics]
         if view.truth is not None:
             cells.append(_leakage(least_leak_of(result), known=result.unexplained is None))
         if result.reason is None:
-            table.add_row(result.attack, *cells)
+            lines.append([result.attack, *cells])
     if view.truth is not None:
         floor = attacked[0].floor_means() if attacked else {}
         cells = [figure(floor[m], m) if m in floor else "" for m in metrics]
-        table.add_row("needs no leak", *cells, "0", style="dim")
-    options.console.print(table)
+        lines.append(["needs no leak", *cells, "0"])
+    options.print_table(("attack", *heads), lines, figures=len(heads))
     best = [name for name in choose_answers(attacked) if name is not None]
     if best:
         most = max(set(best), key=best.count)

@@ -15,9 +15,8 @@ from bench.errors import UserError
 from bench.report.console import PlainConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.table import Table
     from rich.text import Text
 
     from bench.harness.environment import Environment
@@ -107,11 +106,29 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def open_table(title: str | Text | None = None, **more: Any) -> Table:
-    """A table without lines around its cells."""
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, figures: int = 0, **more: Any
+) -> None:
+    """Print a table without lines around its cells, nothing where it has no rows.
+
+    Args:
+        heads: Of the columns.
+        rows: Their cells.
+        figures: Number of the last columns that hold figures, which are never broken.
+        more: What else rich's table takes, such as its title.
+    """
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", box=None, pad_edge=False, **more)
+    table = Table(title_justify="left", box=None, pad_edge=False, **more)
+    for left, head in enumerate(heads, start=figures - len(heads)):
+        if left < 0:
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if table.row_count:
+        console.print(table, highlight=False)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -63,30 +63,31 @@ def plan(
 
 
 def _print_trainings(plan: Plan) -> None:
-    grid = options.open_table(f"{plan.suite.name} v{plan.suite.version}")
-    for name in ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells"):
-        grid.add_column(name)
+    heads = ("dataset", "model", "protocol", "defense", "settings", "seed", "attack cells")
+    lines = []
     for job, attacks in plan.by_training().items():
         settings = ", ".join(f"{k}={v}" for k, v in job.settings.items())
         names = (job.task.dataset, job.task.model, job.protocol.name, job.defense)
-        grid.add_row(*names, settings, str(job.seed), str(len(attacks)))
-    options.console.print(grid)
+        lines.append((*names, settings, str(job.seed), str(len(attacks))))
+    options.print_table(heads, lines, title=f"{plan.suite.name} v{plan.suite.version}")
 
 
 def _print_rows(report: Mapping[str, Any], unit: str) -> None:
-    grid = options.open_table(f"{report['suite']} v{report['version']}", padding=(0, 1, 0, 0))
-    grid.add_column("task", justify="right", no_wrap=True)
-    grid.add_column("protocol", no_wrap=True)
-    grid.add_column("data set, model", overflow="fold")
-    for name in ("rows", "trainings", "cells", "cached", f"{unit}-h", "GB"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    figures = ("rows", "trainings", "cells", "cached", f"{unit}-h", "GB")
+    lines = []
     for row in report["rows"]:
         about = (row["task"], row["protocol"], f"{row['dataset']}, {row['model']}")
         cached = row["cached_trainings"] + row["cached_cells"]
         counts = (row["settings"], row["trainings"], row["cells"], cached)
-        figures = _short(row["hours"]), _short(row["bytes"] / _GB)
-        grid.add_row(*map(str, (*about, *counts)), *figures)
-    options.console.print(grid)
+        costs = (_short(row["hours"]), _short(row["bytes"] / _GB))
+        lines.append([*map(str, (*about, *counts)), *costs])
+    options.print_table(
+        ("task", "protocol", "data set, model", *figures),
+        lines,
+        figures=len(figures),
+        title=f"{report['suite']} v{report['version']}",
+        padding=(0, 1, 0, 0),
+    )
 
 
 def _short(value: float) -> str:

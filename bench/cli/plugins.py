@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.options import AsJson, PluginFile, announce, console, open_table, plain_errors
+from bench.cli.options import AsJson, PluginFile, announce, console, plain_errors, print_table
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,13 +38,12 @@ def list_(
         typer.echo(json.dumps(chosen, indent=1))
         return
     for name, entries in chosen.items():
-        table = open_table(name, title_style="bold", show_header=False)
+        lines = []
         for entry in entries:
             broken = Text.assemble(("broken: ", "red"), str(entry["broken"]))
-            table.add_row(
-                entry["name"], broken if entry["broken"] else entry["summary"], entry["settings"]
-            )
-        console.print(table)
+            summary = broken if entry["broken"] else entry["summary"]
+            lines.append((entry["name"], summary, entry["settings"]))
+        print_table(("", "", ""), lines, title=name, title_style="bold", show_header=False)
         console.print()
 
 
@@ -178,9 +177,7 @@ def _show(conformance: Conformance) -> None:
 
     given = ", ".join(f"{k}={v}" for k, v in conformance.settings.items())
     title = f"{conformance.kind} {conformance.name}{' ' if given else ''}{given}"
-    table = options.open_table(Text(title))
-    for name in ("", "check", "what was found"):
-        table.add_column(name, overflow="fold")
+    lines = []
     for finding in conformance.findings:
         text = Text(finding.reason)
         if finding.status == "failed":
@@ -188,8 +185,8 @@ def _show(conformance: Conformance) -> None:
             if finding.hook:
                 text.append(f" (hook {finding.hook})", style="dim")
         status = Text(finding.status, style=_STYLES[finding.status])
-        table.add_row(status, Text(finding.name), text)
-    options.console.print(table)
+        lines.append((status, finding.name, text))
+    print_table(("", "check", "what was found"), lines, title=title)
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     options.console.print(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli import options
-from bench.cli.options import AsJson, console, open_table, plain_errors, say
+from bench.cli.options import AsJson, console, plain_errors, print_table, say
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,12 +54,11 @@ def compare(
     for pair in pairs:
         console.print()
         console.print(Text(pair.title, style="italic"))
-        table = open_table(show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, text in _facts(pair):
-            table.add_row(name, Text(text, style=_STYLES.get(text, "")))
-        console.print(table, highlight=False)
+        lines = [
+            (Text(name, style="bold"), Text(text, style=_STYLES.get(text, "")))
+            for name, text in _facts(pair)
+        ]
+        print_table(("", ""), lines, show_header=False)
     console.print()
     console.print(
         "Above 0, the first row leaks more. The p-value is that of a t-test on the seeds' paired "

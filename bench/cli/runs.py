@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from bench.suite import Suite
     from bench.tuning import Search
 
-_NAME = 18
-"""Width of a defense's name in the table, so that three losses fit 80 columns."""
-
 
 def tune(
     suite: options.SuiteName,
@@ -75,7 +72,7 @@ def tune(
         text = tuning.write_tuned(original, searches, losses, registry)
         write_whole(target, text)
         options.console.print()
-        options.console.print(_table(searches, losses))
+        _print_searches(searches, losses)
         options.say(f"Written: {target}. Run it: leakbench run {target}")
 
 
@@ -90,21 +87,21 @@ def _losses(text: str) -> list[float]:
     return sorted(p / 100 for p in points)
 
 
-def _table(searches: Sequence[Search], losses: Sequence[float]) -> Any:
-    """Return a table with each search's value per loss, and its accuracy drop in points."""
-    table = options.open_table("The strongest settings, and the points of accuracy that they lose")
-    table.add_column("defense", overflow="fold", max_width=_NAME)
-    for name in ("task", "setting"):
-        table.add_column(name, no_wrap=True)
-    for loss in losses:
-        table.add_column(f"<= {100 * loss:g} pt", justify="right")
+def _print_searches(searches: Sequence[Search], losses: Sequence[float]) -> None:
+    """Print each search's value per loss, and its accuracy drop in points."""
+    lines = []
     for search in searches:
         best = [search.best(loss) for loss in losses]
-        cells = ("-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best)
+        cells = ["-" if v is None else f"{v:g} ({100 * search.lost[v]:.1f})" for v in best]
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
-        table.add_row(name, str(search.task), search.strength.setting, *cells)
-    return table
+        lines.append([name, str(search.task), search.strength.setting, *cells])
+    options.print_table(
+        ("defense", "task", "setting", *(f"<= {100 * loss:g} pt" for loss in losses)),
+        lines,
+        figures=len(losses),
+        title="The strongest settings, and the points of accuracy that they lose",
+    )
 
 
 def sweep(

@@ -198,24 +198,15 @@ def _show_comparisons(comparisons: Sequence[Comparison], *, details: bool) -> No
     counts: dict[str, Counter[str]] = {}
     for entry in comparisons:
         counts.setdefault(entry.what, Counter())[entry.verdict] += 1
-    table = options.open_table()
-    table.add_column("rerun", overflow="fold")
-    for heading in ("equal", "close", "off"):  # the verdicts, shorter
-        table.add_column(heading, justify="right")
-    for what, verdicts in counts.items():
-        cells = (
-            Text(str(verdicts[v] or "-"), style=style if verdicts[v] else "")
-            for v, style in _VERDICTS.items()
-        )
-        table.add_row(Text(what), *cells)
-    options.console.print(table)
-    single = options.open_table()
-    for name in ("of", "figure", "before", "rerun", "verdict"):
-        single.add_column(name, overflow="fold")
-    for entry in comparisons:
-        if details or entry.verdict == "differs":
-            texts = map(Text, (entry.what, entry.figure, entry.submitted, entry.rerun))
-            single.add_row(*texts, Text(entry.verdict, style=_VERDICTS[entry.verdict]))
-    if single.row_count:
-        options.console.print()
-        options.console.print(single)
+    lines = [
+        [what, *(Text(str(n[v] or "-"), style if n[v] else "") for v, style in _VERDICTS.items())]
+        for what, n in counts.items()
+    ]
+    options.print_table(("rerun", "equal", "close", "off"), lines, figures=3)
+    options.console.print()
+    single = [
+        (c.what, c.figure, c.submitted, c.rerun, Text(c.verdict, _VERDICTS[c.verdict]))
+        for c in comparisons
+        if details or c.verdict == "differs"
+    ]
+    options.print_table(("of", "figure", "before", "rerun", "verdict"), single)
