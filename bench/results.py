@@ -147,7 +147,8 @@ class Results:
         return frames.overview(self._files.rows, self._loss(loss))
 
     def overview_to_latex(self, *, loss: float = LOSS) -> str:
-        """The overview for a paper, as `to_latex` makes the tables. Raises as `overview`."""
+        """The overview for a paper: one `table` environment per protocol, for the package booktabs,
+        all names escaped. Raises as `overview`."""
         return text.overview_to_latex(self._files.rows, self._loss(loss))
 
     @staticmethod
@@ -219,12 +220,6 @@ class Results:
         from bench.report import curves
 
         return curves.course(self._table(**only), self._files.rows, what, width=width)
-
-    def to_latex(self, *, intervals: bool = False, **only: str | None) -> str:
-        """The leaderboard for a paper: one `table` environment per table, with the rules of
-        booktabs (`\\usepackage{booktabs}`), all names escaped. intervals: means have their 95 %
-        intervals beside them. Raises UserError for a value that occurs nowhere."""
-        return text.to_latex(self._rows(**only), intervals=intervals)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""

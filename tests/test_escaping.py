@@ -198,7 +198,7 @@ def test_latex_reads_no_command_in_a_text(words: str) -> None:
     )
     assert not set(left) & set("\\&%$#_{}~^\n\r")
     assert is_plain(shown_)
-    tex = text.to_latex(board(words))
+    tex = text.overview_to_latex(board(words))
     (kinds, *_) = re.findall(r"\\begin{tabular}{([lr]+)}", tex)
     lines = [line for line in tex.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {len(kinds) - 1}

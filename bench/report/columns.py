@@ -1,6 +1,6 @@
 """The one list of a leaderboard's columns: what each is called, computed from and shown as.
 
-Terminal, Markdown, LaTeX, page and the page of a submission draw from it; `frames` has the figures
+Terminal, Markdown, page and the page of a submission draw from it; `frames` has the figures
 themselves, unrounded.
 """
 
@@ -64,10 +64,9 @@ class Column:
 
     Attributes:
         name: Its head in text.
-        title: That on the page and in LaTeX, by default the name.
+        title: That on the page, by default the name.
         detail: The metric that it holds, or what else stands beside the title.
         note: Key of its explanation in `explain.COLUMNS`.
-        numeric: Whether it holds figures.
         shown: What it shows of a row.
         attack: Whose figures it holds, "" of all others.
     """
@@ -76,7 +75,6 @@ class Column:
     title: str = ""
     detail: str = ""
     note: str = ""
-    numeric: bool = True
     shown: Callable[[Row], Shown]
     attack: str = ""
 
@@ -315,8 +313,8 @@ def _show_recognised(row: Row) -> Shown:
 
 
 _BEFORE = (
-    Column(name="marks", note="marks", numeric=False, shown=_marks),
-    Column(name="defense", numeric=False, shown=lambda row: Shown(text=row.setting)),
+    Column(name="marks", note="marks", shown=_marks),
+    Column(name="defense", shown=lambda row: Shown(text=row.setting)),
 )
 _ACCURACY = Column(name="accuracy", note="accuracy", shown=lambda row: show_interval(row.accuracy))
 _OWN = Column(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.columns import Shown, has_spared
+from bench.report.columns import has_spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
@@ -164,20 +163,6 @@ def to_leaderboard_json(rows: Sequence[Row]) -> str:
 # --- LaTeX ------------------------------------------------------------------------------------
 
 
-def to_latex(rows: Sequence[Row], *, intervals: bool = False) -> str:
-    """Return one `table` environment per table of the leaderboard, with the rules of booktabs.
-
-    Args:
-        rows: Of any number of tables.
-        intervals: Whether means have their 95 % intervals beside them.
-
-    Returns:
-        LaTeX that needs `\\usepackage{booktabs}`.
-    """
-    numbered = enumerate(tables(rows), start=1)
-    return "\n".join(_latex(title, members, n, intervals) for n, (title, members) in numbered)
-
-
 def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
     """Return one `table` environment per protocol with its overview, with the rules of booktabs.
 
@@ -193,59 +178,17 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
 
 def _latex_overview(summary: overviews.Overview) -> str:
     titles = "; ".join(f"{head.number}: {head.title}" for head in summary.heads)
+    caption = f"{' '.join(overviews.legend([summary]))} Tables: {titles}"
     frame = frames.overview_texts(summary).drop(columns="settings")
     frame.columns = [str(h.number) if isinstance(h, overviews.Head) else h for h in frame]
-    return _environment(
-        f"{' '.join(overviews.legend([summary]))} Tables: {titles}",
-        f"overview-{summary.protocol}",
-        "l" + "r" * (frame.shape[1] - 1),
-        frame.map(latex).rename(columns=latex),
+    return (
+        frame.map(latex)
+        .rename(columns=latex)
+        .to_latex(
+            index=False,
+            escape=False,
+            column_format="l" + "r" * (frame.shape[1] - 1),
+            caption=f"{latex(caption)}.",
+            label=f"tab:leakbench-overview-{summary.protocol}",
+        )
     )
-
-
-def _latex(title: str, rows: Sequence[Row], number: int, intervals: bool) -> str:
-    letters = sorted({letter for row in rows for letter in explain.letters(row.flags)})
-    first = ["Leakage: " + title, work(rows).capitalize()]
-    threats = [t for row in rows for t in row.threat.split("; ") if t]
-    caption = ". ".join(dict.fromkeys([*first, *threats]))
-    caption += f". Intervals: {explain.interval_words(rows)}"
-    caption += "".join(f". {sign} {text}" for sign, text in MARKS.items() if _has(rows, sign))
-    caption += "".join(f". {letter}: {explain.LETTERS[letter]}" for letter in letters)
-    frame = frames.board(rows)
-    *columns, flags = frames.columns_of(frame)
-    cells = frame.apply(lambda c: c.map(partial(_latex_cell, c.name.name, intervals=intervals)))
-    cells[flags] = [explain.letters(row.flags) for row in rows]
-    cells.columns = [*(latex(f"{c.head} {c.detail}".strip()) for c in columns), ""]
-    kinds = "".join("r" if c.numeric else "l" for c in columns) + "l"
-    return _environment(caption, str(number), kinds, cells)
-
-
-def _environment(caption: str, name: str, kinds: str, frame: DataFrame) -> str:
-    """Return a `table` with the label tab:leakbench-NAME.
-
-    Args:
-        caption: Plain text.
-        name: End of the label.
-        kinds: A letter per column.
-        frame: Cells and heads as LaTeX.
-    """
-    # The end of a row would take these for its argument.
-    first = frame.iloc[:, 0].str.replace(r"^(?=[\[*])", "{}", regex=True)
-    frame.isetitem(0, first.tolist())
-    return frame.to_latex(
-        index=False,
-        escape=False,
-        column_format=kinds,
-        caption=f"{latex(caption)}.",
-        label=f"tab:leakbench-{name}",
-    )
-
-
-def _latex_cell(name: str, figure: Shown, *, intervals: bool) -> str:
-    """Return the figure, with its unit or attack, and its interval if `intervals`."""
-    if name == "defense":
-        return latex(figure.full)
-    text = r"$\infty$" if figure.text == "inf" else latex(figure.text)
-    always = intervals or name in ("leakage", "accuracy drop")
-    parts = (figure.interval if always else "", figure.beside, figure.mark)
-    return text + "".join(rf" {{\footnotesize {latex(part)}}}" for part in parts if part)
