@@ -137,7 +137,6 @@ class Keys:
         self.registry, self.env = registry, env
         self.code = Code(registry)
         self._files: dict[str, str] = {}
-        self._loaders: dict[str, str | None] = {}
         self._trainings: dict[TrainJob, str] = {}
 
     def train(self, job: TrainJob) -> str:
@@ -152,7 +151,7 @@ class Keys:
                 "data": self._fingerprint(job.task.dataset),
                 **job.inputs(),
             }
-            loader = self._loader(job.task.dataset)
+            loader = self.code.dataset(job.task.dataset)
             if loader is not None:
                 inputs["loader"] = loader
             self._trainings[job] = key_of(inputs)
@@ -170,11 +169,6 @@ class Keys:
                 **earlier,
             }
         )
-
-    def _loader(self, dataset: str) -> str | None:
-        if dataset not in self._loaders:
-            self._loaders[dataset] = self.code.dataset(dataset)
-        return self._loaders[dataset]
 
     def _fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a data set, "" if embedded."""
