@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.errors import UserError
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
 from bench.metrics.paired import Difference
 from bench.names import did_you_mean
-from bench.records import Leaks, Row, Run, short
+from bench.records import Row, Run, short
 from bench.report.choosing import check_wanted
 from bench.report.leaderboard import rows_of
 from bench.report.marks import row_differences
@@ -31,7 +29,6 @@ class RowComparison:
     Attributes:
         title: Of the table.
         first, second: The rows.
-        means: Of the first and the second row.
         difference: First minus second. Adjusted over the table, against the undefended row or the
             one that leaks less.
         rows: Number of comparisons that the p-value is adjusted for.
@@ -41,7 +38,6 @@ class RowComparison:
     title: str
     first: Row
     second: Row
-    means: tuple[float, float]
     difference: Difference
     rows: int
     drop: Interval | None
@@ -55,8 +51,8 @@ class RowComparison:
             "title": self.title,
             "first": self.first.setting,
             "second": self.second.setting,
-            "first_mean": self.means[0],
-            "second_mean": self.means[1],
+            "first_mean": self.first.leak,
+            "second_mean": self.second.leak,
             **asdict(self.difference),
             "rows": self.rows,
             "accuracy_drop": self.drop,
@@ -87,26 +83,23 @@ def compare_rows(
     groups = tables(rows_of(run, run.trainings, Store(folder, run), [chosen]))
     comparisons = []
     for title, rows, first, second in list(_pairs(groups, one, two)):
-        names, leaks = (rows[first].setting, rows[second].setting), list[Leaks]()
-        for place, name in zip((first, second), names, strict=True):
-            leak = rows[place].leaks
-            if leak is None:
-                raise UserError(f"{name} has no leakage in {title}.")
-            leaks.append(leak)
-        means = [float(np.concatenate(list(leak.outcomes.values())).mean()) for leak in leaks]
-        base, compared = (first, second) if means[0] <= means[1] else (second, first)
+        one_leak, two_leak = rows[first].leak, rows[second].leak
+        if one_leak is None or two_leak is None:
+            name = rows[first if one_leak is None else second].setting
+            raise UserError(f"{name} has no leakage in {title}.")
+        base, compared = (first, second) if one_leak <= two_leak else (second, first)
         if rows[compared] is find_undefended(rows):
             base, compared = compared, base
         by_row = row_differences(rows, base, also=(compared,))
         difference = by_row[compared]
         if difference is None:
-            raise UserError(f"{names[0]} and {names[1]} have no seed in common in {title}.")
+            pair = f"{rows[first].setting} and {rows[second].setting}"
+            raise UserError(f"{pair} have no seed in common in {title}.")
         comparisons.append(
             RowComparison(
                 title=title,
                 first=rows[first],
                 second=rows[second],
-                means=(means[0], means[1]),
                 difference=difference if compared == first else difference.reverse(),
                 rows=sum(d is not None for d in by_row),
                 drop=accuracy_drop(rows[first], rows[second]),
