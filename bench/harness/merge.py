@@ -14,8 +14,10 @@ from bench.harness.plan import expand
 from bench.harness.store import Store, stage_folder, write_whole
 from bench.records import (
     RUN,
+    AttackJob,
     AttackOutcome,
     Cell,
+    Job,
     Kind,
     PlannedTraining,
     Record,
@@ -145,21 +147,25 @@ def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
     """Return all trainings with all their cells, in a whole run's order."""
     jobs: dict[str, TrainJob] = {}
     cells: dict[str, dict[str, Cell]] = {}
-    keys: dict[TrainJob, tuple[str, Path]] = {}
+    keys: dict[Job, tuple[str, Path]] = {}
+
+    def check_key(job: TrainJob | AttackJob, key: str, folder: Path) -> None:
+        known, first = keys.setdefault(job, (key, folder))
+        if known != key:
+            raise UserError(
+                f"{job.name} was made twice, in {first} and {folder}, under different keys "
+                f"({known} and {key}): other code, settings, data or device."
+            )
+
     for folder, run in parts:
         for training in run.trainings:
             key, job = training.key, training.job
-            first_key, first = keys.setdefault(job, (key, folder))
-            if first_key != key:
-                raise UserError(
-                    f"{job.name} was made twice, in {first} and {folder}, under different "
-                    f"keys ({first_key} and {key}): other code, data or device."
-                )
+            check_key(job, key, folder)
             if jobs.setdefault(key, job) != job:
                 raise UserError(f"training {key} has different inputs in {folder}.")
             mine = cells.setdefault(key, {})
             for cell in training.cells:
-                _check_cell(mine.values(), cell, folder)
+                check_key(cell.job, cell.key, folder)
                 mine[cell.key] = cell
     places = {job: place for place, job in enumerate(expand(suite).trainings)}
     columns = list(labels(suite))
@@ -171,17 +177,6 @@ def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
         PlannedTraining(key=key, job=jobs[key], cells=tuple(sorted(cells[key].values(), key=place)))
         for key in sorted(jobs, key=lambda k: (places.get(jobs[k], len(places)), jobs[k].text))
     )
-
-
-def _check_cell(known: Iterable[Cell], cell: Cell, folder: Path) -> None:
-    """Raise UserError if the same cell is known under another key."""
-    for twin in known:
-        if twin.job == cell.job and twin.key != cell.key:
-            raise UserError(
-                f"{cell.job.train.name} {cell.label} at {cell.checkpoint} was made twice under "
-                f"different keys ({twin.key} and, in {folder}, {cell.key}): other code, "
-                "settings or budget of the attack."
-            )
 
 
 # --- records and artifacts ------------------------------------------------------------------
