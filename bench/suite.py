@@ -165,9 +165,10 @@ class Suite(BaseModel):
 
     @model_validator(mode="after")
     def _all_fits(self, info: ValidationInfo) -> Suite:
-        sentences = list(self._misfits_of_tasks()) or [*self._misfits(), *self._misfits_of_rounds()]
-        if info.context != RECORDED:
-            sentences += self._repeats()
+        sentences = list(self._misfits_of_tasks())
+        if not sentences:
+            sentences += [*self._misfits(), *self._misfits_of_rounds()]
+            sentences += [] if info.context == RECORDED else self._repeats()
         if sentences:
             raise UserError(" ".join(dict.fromkeys(sentences)))
         return self
@@ -285,8 +286,6 @@ class Suite(BaseModel):
         entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
         for entry in entries:
             yield from repeats(f"the tasks of {entry.name}", entry.tasks or ())
-        if any(self._misfits_of_tasks()):
-            return
         tasks = [
             task.model_dump(exclude={"protocol"}) | self.protocol_of(task).model_dump()
             for task in self.tasks
@@ -335,17 +334,15 @@ def repeats(
     where: str, values: Iterable[Any], *, show: Callable[[Any], str] = str
 ) -> Iterator[str]:
     """Yield a sentence for each value that occurs again."""
-    known: set[Any] = set()
-    reported: set[Any] = set()
+    times = Counter[Any]()
     for value in values:
         item = _hashable(value)
-        if item in known and item not in reported:
-            reported.add(item)
+        times[item] += 1
+        if times[item] == 2:
             yield (
                 f"{show(value)} is named twice in {where}, which would count the same victims "
                 "again."
             )
-        known.add(item)
 
 
 def check_once(where: str, values: Iterable[Any]) -> None:
@@ -369,24 +366,6 @@ def list_shipped() -> list[str]:
     return sorted(p.name[:-5] for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
-def suite_text(name: str) -> tuple[str, str]:
-    """The text of a shipped suite or of a TOML file, and what to call it. Raises UserError if
-    there is none."""
-    if name in list_shipped():
-        place = files("bench") / "suites" / f"{name}.toml"
-        return place.read_text(encoding="utf-8"), place.name
-    if Path(name).is_file():
-        try:
-            return Path(name).read_text(encoding="utf-8-sig"), name
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name} is no UTF-8 text ({error.reason} at byte {error.start})."
-            ) from error
-    if name.endswith(".toml") or "/" in name:
-        raise UserError(f"no such suite file: {name}.")
-    raise UserError(did_you_mean("suite", name, [*list_shipped(), "FILE.toml"]))
-
-
 def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     """Read a suite.
 
@@ -397,9 +376,18 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
     Raises:
         UserError: For a file that is missing or no suite, naming the key and what was expected.
     """
-    text, place = suite_text(name)
+    place = name
+    if name in list_shipped():
+        place = f"{name}.toml"
+        file = files("bench") / "suites" / place
+    elif Path(name).is_file():
+        file = Path(name)
+    elif name.endswith(".toml") or "/" in name:
+        raise UserError(f"no such suite file: {name}.")
+    else:
+        raise UserError(did_you_mean("suite", name, [*list_shipped(), "FILE.toml"]))
     try:
-        data = _parse(text)
+        data = _parse(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise UserError(f"{place} is no valid TOML: {reason}.") from error
