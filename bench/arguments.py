@@ -22,6 +22,7 @@ def check_arguments(
     *,
     what: str,
     where: str = "",
+    kind: str = "setting",
     supplied: Sequence[str] = (),
     besides: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def check_arguments(
         given: The arguments by name.
         what: What the function makes, for the message, such as "model lenet".
         where: The file that the arguments stand in, for the message.
+        kind: What one of them is called there.
         supplied: Parameters that the caller adds, which nobody may set.
         besides: Names that the caller takes itself, for the message.
 
@@ -54,17 +56,17 @@ def check_arguments(
     for name in given:
         if name not in parameters:
             known = [*parameters, *besides]
-            wrong.append(did_you_mean(f"setting of {what}", name, known, where=where))
+            wrong.append(did_you_mean(f"{kind} of {what}", name, known, where=where))
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in given]
     if missing:
-        wrong.append(f"{what}{place} needs the setting(s) {', '.join(missing)}.")
+        wrong.append(f"{what}{place} needs the {kind}(s) {', '.join(missing)}.")
     checked = {}
     for name, value in given.items():
         if name in parameters:
             try:
                 checked[name] = _check(parameters[name].annotation, value)
             except UserError as problem:
-                wrong.append(f"setting {name} of {what}{place}: {problem}, got {value!r:.100}.")
+                wrong.append(f"{kind} {name} of {what}{place}: {problem}, got {value!r:.100}.")
     if wrong:
         raise UserError(" ".join(wrong))
     return checked

@@ -144,7 +144,10 @@ def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Regis
         (("--over", "rounds"), "at least two values, got 'rounds'"),
         (("--over", "rounds=1,1,2"), "--over rounds names a value twice, got '1,1,2'"),
         (("--over", "rounds=1,2", "--over", "rounds=3,4"), "--over rounds is given twice"),
-        (("--over", "rounds=1,many"), "fact rounds must be a whole number, got 'many'"),
+        (
+            ("--over", "rounds=1,many"),
+            "fact rounds of the ledger: input should be a valid integer, got 'many'",
+        ),
         (("--over", "rounds=1,0"), "fact rounds must be >= 1, got 0"),
         (("--over", "check_in=0.1,2"), "check_in must lie in [0, 1]"),
     ],

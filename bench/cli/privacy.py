@@ -46,22 +46,17 @@ def ledger(
         registry = options.registry_of(plugin)
         settings = suite.parse_pairs(set_ or (), "--set")
         known = suite.parse_pairs([f for f in facts.split(",") if f], "--facts")
-        if not over:
-            built, checked = registry.defense(defense, settings), accounts.check_facts(known)
-            account = accounts.account_of(built, checked, name=defense)
-        else:
-            table = accounts.accounts_over(
-                registry, defense, settings=settings, facts=known, over=_parse_over(over)
-            )
-    if as_json and over:
+        table = accounts.accounts_over(
+            registry, defense, settings=settings, facts=known, over=_parse_over(over or ())
+        )
+    if as_json:
         lines = [{"over": account.place, **_document(account)} for account in table]
-        typer.echo(to_json({"defense": defense, "lines": lines}))
-    elif as_json:
-        typer.echo(to_json({"defense": defense, **_document(account)}))
+        document = {"lines": lines} if over else _document(table[0])
+        typer.echo(to_json({"defense": defense, **document}))
     elif over:
         _print_table(table)
     else:
-        for line in _entry_lines(account.entry):
+        for line in _entry_lines(table[0].entry):
             options.say(line)
 
 

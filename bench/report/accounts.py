@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from bench.arguments import check_arguments
 from bench.contract.defense import Defense
 from bench.contract.events import Facts
 from bench.errors import UserError
@@ -23,9 +24,7 @@ from bench.registry import Registry
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_FACTS = {f.name: str(f.type) for f in fields(Facts)}
-_KINDS = {"bool": ("true or false", bool), "float": ("a number", int, float)}
-"""What facts of a type take; others take whole numbers."""
+_FACTS = [f.name for f in fields(Facts)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +121,7 @@ def check_facts(given: Mapping[str, Any]) -> Facts:
     Raises:
         UserError: For an unknown fact, a value of the wrong type or range, or no `parameters`.
     """
-    for key, value in given.items():
-        if key not in _FACTS:
-            raise UserError(did_you_mean("fact", key, sorted(_FACTS)))
-        expected, *types = _KINDS.get(_FACTS[key], ("a whole number", int))
-        if type(value) not in types:
-            raise UserError(f"fact {key} must be {expected}, got {value!r:.100}.")
-    if "parameters" not in given:
-        raise UserError("--facts needs parameters=N (trained coordinates uploaded per round).")
-    facts = Facts(**given)
+    facts = Facts(**check_arguments(Facts, given, what="the ledger", kind="fact"))
     if "records" in given and facts.batch > facts.records:
         raise UserError(
             f"fact batch must be <= records={facts.records} (samples of the smallest client), "
@@ -149,7 +140,7 @@ def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
     ]
     known = {
         f"{room}.{name}": (room, name)
-        for room, names in (("settings", settings), ("facts", list(_FACTS)))
+        for room, names in (("settings", settings), ("facts", _FACTS))
         for name in names
     }
     matches = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
