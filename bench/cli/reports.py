@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,6 @@ from bench.errors import UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bench.metrics.intervals import Interval
     from bench.report.comparison import RowComparison
 
 _STYLES = {"separated": "green", "not separated": "dim"}
@@ -81,30 +79,17 @@ def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
     seeds, victims = len(difference.seed_means), difference.victims
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"
-    yield "difference", _format_signed_interval(difference.interval)
+    yield "difference", format_supported(difference.interval, difference.seed_means)
     if seeds > 1:
-        yield "per seed", ", ".join(_format_signed(mean, 3) for mean in difference.seed_means)
+        yield "per seed", ", ".join(f"{mean:+.2f}" for mean in difference.seed_means)
     else:
         yield "per seed", "one training of each: others may differ. Run several seeds."
     p, adjusted = _p(difference.p), _p(difference.adjusted)
     yield "p", f"{adjusted} (adjusted for {pair.rows} comparisons; alone {p})"
     if pair.drop is not None:
-        yield "accuracy drop", f"{_format_signed_interval(pair.drop)} of the first against it"
+        drop = format_supported(pair.drop, pair.first.seeds, 100)
+        yield "accuracy drop", f"{drop} points of the first against it"
     yield "verdict", pair.verdict
-
-
-def _format_signed_interval(interval: Interval) -> str:
-    """-0.111 [-0.18, -0.04]; a narrow interval with more digits."""
-    if not math.isfinite(interval.hi):
-        return f"{_format_signed(interval.mean, 3)}, one victim: no interval"
-    width = interval.hi - interval.lo
-    digits = min(5, max(2, 1 + math.ceil(-math.log10(width)))) if width > 0 else 2
-    ends = (_format_signed(v, digits) for v in (interval.lo, interval.hi))
-    return f"{_format_signed(interval.mean, max(3, digits))} [{', '.join(ends)}]"
-
-
-def _format_signed(value: float, digits: int) -> str:
-    return f"{'+' if value > 0 else ''}{value:.{digits}f}"
 
 
 def _p(value: float) -> str:
