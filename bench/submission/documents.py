@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from string import Template
 
 from bench.errors import UserError
-from bench.files import sha256
+from bench.files import no_link, sha256
 from bench.harness.plan import expand
 from bench.names import count_of, is_file_name
 from bench.records import RUN, FlagCode, Job, Row, Run
@@ -157,19 +157,12 @@ def check_files(folder: Path) -> None:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file that a manifest names. Raises UserError if it leaves the folder."""
-    path = folder / PurePosixPath(name)
-    if (
-        not all(map(is_file_name, name.split("/")))
-        or not path.resolve().is_relative_to(folder.resolve())
-        or any(
-            p.is_symlink()
-            for p in [path, *path.parents]
-            if p.is_relative_to(folder) and p != folder
-        )
-    ):
+    """The path of a file that a manifest names. Raises UserError if it leaves the folder, or is a
+    link."""
+    parts = name.split("/")
+    if not all(map(is_file_name, parts)):
         raise UserError(f"the manifest's path '{name}' leaves the submission's folder.")
-    return path
+    return no_link(folder, *parts)
 
 
 def check_suite(run: Run) -> None:
