@@ -15,7 +15,6 @@ from bench.cli.reports import publish
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from bench.harness.executors.task import Executor
     from bench.harness.keys import Keys
     from bench.harness.plan import Plan
     from bench.harness.runner import Report
@@ -52,7 +51,7 @@ def tune(
         from bench import tuning
         from bench.harness import launch
         from bench.harness.environment import registry_for
-        from bench.harness.store import write_whole
+        from bench.harness.store import Store, write_whole
         from bench.report import leaderboard
 
         losses = _losses(loss)
@@ -64,7 +63,8 @@ def tune(
         folder = Path("leakbench-runs") / f"{original.name}-tune"
 
         def play(changed: Suite) -> Sequence[Row]:
-            carry_out_here(*launch.plan_suite(changed, {}, env), folder, jobs)
+            plan, keys = launch.plan_suite(changed, {}, env)
+            carry_out(plan, keys, Store(folder), jobs, show=False)
             return leaderboard.rows(folder)
 
         registry = registry_for(env.plugins)
@@ -132,7 +132,7 @@ def sweep(
     with options.plain_errors():
         from pandas import isna
 
-        from bench.harness.store import write_whole
+        from bench.harness.store import Store, write_whole
         from bench.report import leaderboard
         from bench.report import sweep as sweeps
         from bench.report.frames import csv_of
@@ -156,7 +156,8 @@ def sweep(
         for text, (plan, keys) in plans.items():
             folder = base / re.sub(r"[^A-Za-z0-9.=+-]", "_", f"{key}={text}")
             options.say(f"{key}={text}", style="bold")
-            failed += len(carry_out_here(plan, keys, folder, jobs).failures)
+            report = carry_out(plan, keys, Store(folder), jobs, show=False)
+            failed += len(report.failures)
             swept[parse_value(text)] = leaderboard.load(folder)
         frame = sweeps.frame_of(key, swept)
         write_whole(base / "sweep.csv", csv_of(frame.to_dict("records")))
@@ -202,8 +203,7 @@ def run(
         part = options.shard_of(shard)
         plan, keys = options.plan_suite(suite, only, set_, env, part)
         store = launch.store_of(plan, out, part)
-        executor = launch.local(plan, env, workers=jobs)
-        report = carry_out(plan, keys, store, executor, fresh=fresh, details=details, loss=loss)
+        report = carry_out(plan, keys, store, jobs, fresh=fresh, details=details, loss=loss)
     if report.failures:
         raise typer.Exit(1)
 
@@ -212,16 +212,18 @@ def carry_out(
     plan: Plan,
     keys: Keys,
     store: Store,
-    executor: Executor,
+    jobs: int | None,
     *,
     fresh: bool = False,
     show: bool = True,
     details: bool = False,
     loss: float = 5.0,
 ) -> Report:
-    """Run a plan with progress shown, write its leaderboard and print that too (`show`)."""
-    from bench.harness import progress, runner
+    """Run a plan by local workers with progress shown, write its leaderboard and print that too
+    (`show`)."""
+    from bench.harness import launch, progress, runner
 
+    executor = launch.local(plan, keys.env, workers=jobs)
     with progress.live(plan, options.console) as on_progress:
         try:
             report = runner.run(
@@ -249,15 +251,6 @@ def carry_out(
         f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}\nReport: {paths[-1]}"
     )
     return report
-
-
-def carry_out_here(plan: Plan, keys: Keys, folder: Path, jobs: int | None) -> Report:
-    """Run a plan by local workers in a folder of its own; prints no leaderboard."""
-    from bench.harness import launch
-
-    store = launch.store_of(plan, folder)
-    executor = launch.local(plan, keys.env, workers=jobs)
-    return carry_out(plan, keys, store, executor, show=False)
 
 
 def quote_command(arguments: list[str]) -> list[str]:
