@@ -20,7 +20,6 @@ from bench.harness.plan import Plan
 from bench.harness.store import Store, write_whole
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
-from bench.report import overview as overviews
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import FILES, Files
 from bench.report.overview import LOSS, by_protocol, legend
@@ -199,16 +198,6 @@ class Results:
 
         table = self._table(**only)
         return scatters.pareto(table, among=self._files.rows, width=width)
-
-    def plot_overview(
-        self, *, loss: float = LOSS, protocol: str | None = None, width: str = "page"
-    ) -> Figure:
-        """The overview's leaks as a map of defenses by tables, of one protocol or of all. Raises
-        as `overview`, and UserError for a protocol that is not there."""
-        from bench.report import figures
-
-        summary = overviews.overview(self._rows(protocol=protocol), self._loss(loss))
-        return figures.overview_map(summary, width=width)
 
     def plot_course(
         self, what: str = "accuracy", *, width: str = "column", **only: str | None
