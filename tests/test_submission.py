@@ -494,8 +494,8 @@ def test_the_sample_follows_its_seed_and_begins_with_the_plugins_own_row(submitt
     both = [sample(opened, count=2, seed=s) for s in range(8)]
     assert any(s.defense == "none" for pair in both for s in pair)
     assert sample(opened, count=1, seed=3) == sample(opened, count=1, seed=3)
-    with pytest.raises(ValueError, match="--sample must be >= 1"):
-        sample(opened, count=0, seed=0)
+    code, text = verify(submitted, "--sample", "0")
+    assert (code, "should be greater than or equal to 1" in text) == (2, True)
 
 
 def lie(folder: Path, kind: str, defense: str, change: Callable[[dict[str, Any]], object]) -> None:

@@ -55,7 +55,10 @@ Details = Annotated[
     bool, typer.Option("--details", help="Print every row and attack below the overview.")
 ]
 Loss = Annotated[
-    float, typer.Option("--loss", help="Points of accuracy that an overview's settings may lose.")
+    float,
+    typer.Option(
+        "--loss", min=0, max=100, help="Points of accuracy that an overview's settings may lose."
+    ),
 ]
 Jobs = Annotated[
     int | None,
@@ -172,12 +175,6 @@ def choose_environment(
 
     announce(plugins or ())
     return launch.environment(device, data_dir, download, plugins or (), here=here)
-
-
-def check_loss(loss: float) -> None:
-    """Raise UserError for an accuracy drop outside the possible points."""
-    if not 0 <= loss <= 100:
-        raise UserError(f"--loss must lie in [0, 100] points of accuracy, got {loss:g}.")
 
 
 def shard_of(text: str) -> tuple[int, int]:

@@ -172,7 +172,6 @@ def publish(
     from bench.report.files import FILES, Files
     from bench.report.overview import by_protocol, legend
 
-    options.check_loss(loss)
     files = Files(folder)
     if out is None:
         own = (folder / RUN).is_file()

@@ -194,7 +194,6 @@ def run(
     with options.plain_errors():
         from bench.harness import launch
 
-        options.check_loss(loss)
         if jobs != 0:
             from bench.harness.executors.local import start_server
 

@@ -25,15 +25,18 @@ _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold re
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A submission, or results with records.")],
-    sample: Annotated[int, typer.Option("--sample", help="Cells to rerun.")] = 3,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Cells to rerun.")] = 3,
     trainings: Annotated[
         int | None,
-        typer.Option("--trainings", help="Trainings to rerun with all their cells, instead."),
+        typer.Option(
+            "--trainings", min=1, help="Trainings to rerun with all their cells, instead."
+        ),
     ] = None,
     only: options.Only = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Of means, where figures are not equal.")
+        float,
+        typer.Option("--tolerance", min=0, max=1, help="Of means, where figures are not equal."),
     ] = 0.02,
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
@@ -45,7 +48,8 @@ def verify(
         typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself."),
     ] = "auto",
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Most seconds of the whole rerun.")
+        float,
+        typer.Option("--timeout", min=1, max=10**6, help="Most seconds of the whole rerun."),
     ] = 3600.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the submitted code unasked.")] = False,
     details: Annotated[
@@ -79,7 +83,6 @@ def verify(
             raise typer.Exit(1) from None
         code = opened.code
         tell = partial(options.say, aside=as_json)
-        staged.check_tolerance(tolerance)
         env = options.choose_environment(device, data_dir, False, None)
         tell(
             f"The files of {opened.run.title} are as they were written, and no record contradicts "

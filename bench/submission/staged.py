@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -93,12 +92,6 @@ def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
     return {c.job.train: c.train_key for c in sampled}
 
 
-def check_tolerance(tolerance: float) -> None:
-    """Raises UserError for one outside [0, 1]."""
-    if not 0 <= tolerance <= 1:
-        raise UserError(f"--tolerance must lie in [0, 1], got {tolerance}.")
-
-
 def rerun(
     folder: Path,
     sampled: Sequence[Cell],
@@ -131,9 +124,6 @@ def rerun(
         UserError: For data sets that are missing here. What the code, or what it left, is refused
             for is the rerun's `end`.
     """
-    check_tolerance(tolerance)
-    if not 0 < timeout_s < threading.TIMEOUT_MAX:
-        raise UserError(f"--timeout must be > 0 seconds, got {timeout_s:g}.")
     cells = with_earlier(Run.read(folder), {c.key for c in sampled})
     for job in trainings_of(cells):
         dataset_of(job, env)

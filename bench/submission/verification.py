@@ -128,11 +128,8 @@ def sample(
         only: As of `candidates`.
 
     Raises:
-        UserError: For numbers < 1, and if there is no cell.
+        UserError: If there is no cell.
     """
-    for option, number in (("--sample", count), ("--trainings", trainings)):
-        if number is not None and number < 1:
-            raise UserError(f"{option} must be >= 1, got {number}.")
     made, groups = opened.submission, dict[str, list[Cell]]()
     for cell in candidates(opened, only):
         groups.setdefault(cell.key if trainings is None else cell.train_key, []).append(cell)
