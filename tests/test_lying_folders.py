@@ -250,8 +250,8 @@ def several(folder: Path) -> None:
 
 
 VERIFY_TELLS: dict[str, tuple[Lie, str]] = {
-    "several in records": (several, r"eps proven\b.* is floor\b"),
-    "settings, in run.json and records": (other_settings(True), "eps proven"),
+    "several in records": (several, r"ledger.eps_record\b.* is_floor\b"),
+    "settings, in run.json and records": (other_settings(True), "ledger.eps_record"),
     "other pictures": (rewritten("reconstruction.safetensors", better_pictures), "was changed"),
     "another truth": (
         rewritten("-truth.safetensors", lambda t: t.update(x=t["x"] * 0)), "was changed"),

@@ -530,7 +530,8 @@ def test_forged_records_are_found_by_the_rerun_which_vouches_for_nothing(
     assert read_verified(submitted) is None
     off = [c for c in document["comparisons"] if c["verdict"] == "differs"]
     assert sorted((c["what"].split("/")[3].partition("(")[0], c["figure"]) for c in off) == [
-        *[("my_defense", "status")] * 2, ("none", "accuracy"), *[("none", "label_accuracy")] * 2,
+        *[("my_defense", "status")] * 2, ("none", "accuracy"),
+        *[("none", "values.label_accuracy")] * 2,
     ]  # fmt: skip
 
 
@@ -596,30 +597,30 @@ CELL = attacked(
     ("record", "change", "figure"),
     [
         (TRAINING, {"diverged": "weights grew"}, "diverged"),
-        (TRAINING, {"bytes_up": 2.0}, "bytes up"),
-        (TRAINING, {"bytes_down": math.nan}, "bytes down"),
-        (TRAINING, {"rounds_played": 2}, "rounds played"),
+        (TRAINING, {"bytes_up": 2.0}, "bytes_up"),
+        (TRAINING, {"bytes_down": math.nan}, "bytes_down"),
+        (TRAINING, {"rounds_played": 2}, "rounds_played"),
         (TRAINING, {"correct": None}, "accuracy"),
-        (TRAINING, {"audit": replace(AUDIT, verdict_claim="consistent")}, "audit of the claim"),
-        (TRAINING, {"audit": replace(AUDIT, eps_audited=0.1)}, "eps audited"),
-        (TRAINING, {"ledger": replace(LEDGER, unit="client")}, "unit of the claim"),
-        (TRAINING, {"ledger": replace(LEDGER, eps_record=5.0)}, "eps proven"),
-        (TRAINING, {"ledger": replace(LEDGER, constants={"c": 2.0})}, "ledger b"),
-        (replace(CELL, doubled=None), {"values": {"mse": [1e-17, 1e-17]}}, "ssim"),
-        (CELL, {"values": VALUES | {"psnr": [9.0, 9.0]}}, "psnr"),
-        (CELL, {"values": VALUES | {"mse": [0.019, 0.019]}}, "mse"),
-        (CELL, {"values": VALUES | {"ssim": [0.8, 0.8]}}, "ssim"),
-        (CELL, {"floors": {"mse": [0.02, 0.032]}}, "mse floor"),
-        (CELL, {"is_floor": True}, "is floor"),
-        (CELL, {"gradient_evaluations": 5}, "gradient evaluations"),
-        (CELL, {"judged": [-10.0, -5.0]}, "judged loss"),
+        (TRAINING, {"audit": replace(AUDIT, verdict_claim="consistent")}, "audit.verdict_claim"),
+        (TRAINING, {"audit": replace(AUDIT, eps_audited=0.1)}, "audit.eps_audited"),
+        (TRAINING, {"ledger": replace(LEDGER, unit="client")}, "ledger.unit"),
+        (TRAINING, {"ledger": replace(LEDGER, eps_record=5.0)}, "ledger.eps_record"),
+        (TRAINING, {"ledger": replace(LEDGER, constants={"c": 2.0})}, "ledger.constants.b"),
+        (replace(CELL, doubled=None), {"values": {"mse": [1e-17, 1e-17]}}, "values.ssim"),
+        (CELL, {"values": VALUES | {"psnr": [9.0, 9.0]}}, "values.psnr"),
+        (CELL, {"values": VALUES | {"mse": [0.019, 0.019]}}, "values.mse"),
+        (CELL, {"values": VALUES | {"ssim": [0.8, 0.8]}}, "values.ssim"),
+        (CELL, {"floors": {"mse": [0.02, 0.032]}}, "floors.mse"),
+        (CELL, {"is_floor": True}, "is_floor"),
+        (CELL, {"gradient_evaluations": 5}, "gradient_evaluations"),
+        (CELL, {"judged": [-10.0, -5.0]}, "judged"),
         (CELL, {"doubled": replace(AGAIN, values={"ssim": [0.9, 1.0]})},
-         "ssim at twice the budget"),
+         "doubled.values.ssim"),
         # What is near and what is an exact copy on both sides is within the tolerance.
-        (CELL, {"values": {"mse": [2e-13, 1e-17], "ssim": [0.9, 1.0]}}, "~mse"),
-        (CELL, {"values": VALUES | {"ssim": [0.91, 1.0]}}, "~ssim"),
-        (CELL, {"floors": {"mse": [0.0201, 0.0301]}}, "~mse floor"),
-        (CELL, {"judged": [-10.0 * (1 + 1e-12), math.inf]}, "~judged loss"),
+        (CELL, {"values": {"mse": [2e-13, 1e-17], "ssim": [0.9, 1.0]}}, "~values.mse"),
+        (CELL, {"values": VALUES | {"ssim": [0.91, 1.0]}}, "~values.ssim"),
+        (CELL, {"floors": {"mse": [0.0201, 0.0301]}}, "~floors.mse"),
+        (CELL, {"judged": [-10.0 * (1 + 1e-12), math.inf]}, "~judged"),
     ],
 )  # fmt: skip
 def test_every_figure_of_a_record_is_compared(

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from bench.records import (
-    AttackOutcome,
-    AttackRecord,
-    AuditSummary,
-    DoneRecord,
-    TrainOutcome,
-    TrainRecord,
-)
+from bench.records import AttackOutcome, DoneRecord, TrainOutcome, TrainRecord
 
 _EPSILON = 1e-6
 """Of what is computed from public numbers alone."""
@@ -23,8 +16,14 @@ _SPENDING = 0.2
 _COPY = 1e-10
 """MSE below which a copy counts as exact, as PSNR is capped there too."""
 Verdict = Literal["equal", "within tolerance", "differs"]
-Figure = tuple[Any, float | None]
-"""A number, text, None, or one number per victim; and its own tolerance, None for the caller's."""
+_NO_FIGURES = (
+    *("schema", "key", "inputs", "train", "files", "hashes", "scoring", "status", "reason"),
+    *("device", "versions", "memory", "seconds", "client_seconds", "workings"),
+    *("facts", "observations", "course", "personal_accuracies", "correct"),
+    *("notes", "words", "reasons", "undeclared", "loss"),
+)
+"""Fields of records: what a record is of, the machine and its clock, what other fields follow from
+or sum up, and words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,66 +58,43 @@ def compare(
             verdict="equal" if one == other else "differs",
         )
         return
-    first, again = (
-        _of_training(r) if isinstance(r, TrainRecord) else _of_attack(r) for r in (submitted, rerun)
-    )
+    first, again = _figures_of(submitted), _figures_of(rerun)
     for name in {**first, **again}:
-        (a, _), (b, own) = first.get(name, (None, None)), again.get(name, (None, None))
+        a, b = first.get(name), again.get(name)
         verdict: Verdict = "differs"
         if name in first and name in again:
             # Squared errors lie far below 1, where an absolute tolerance would let all pass.
-            squared = name.startswith("mse")
-            verdict = _verdict(a, b, tolerance if own is None else own, relative=squared)
+            verdict = _verdict(a, b, _tolerance(name, b, tolerance), relative="mse" in name)
         yield Comparison(
             what=what, figure=name, submitted=_text(a), rerun=_text(b), verdict=verdict
         )
 
 
-def _of_training(record: TrainRecord) -> dict[str, Figure]:
-    """Utility, cost, ledger and audit."""
-    ledger, audit = record.ledger, record.audit
-    accuracy = None if record.correct is None else record.correct / max(1, record.test_samples)
-    figures: dict[str, Figure] = {
-        "accuracy": (accuracy, None),
-        "own accuracy": (record.personal_accuracy, None),
-        "diverged": ("no" if record.diverged is None else "yes", None),
-        **_figures_by_name(
-            record, 0.0, "test_samples", "rounds_played", "keeping_clients", "variant"
-        ),
-        **_figures_by_name(
-            record, None, "class_chance", "personal_chance", "bytes_up", "bytes_down"
-        ),
-        "eps claimed": (ledger.eps_claimed, _EPSILON),
-        "eps proven": (ledger.eps_record, _EPSILON),
-        "unit of the claim": (ledger.unit, None),
-        **{f"ledger {name}": (value, None) for name, value in ledger.constants.items()},
-    }
-    if audit:
-        figures["audit"] = (audit.status, None)
-    if isinstance(audit, AuditSummary):
-        figures["eps audited"] = (audit.eps_audited, None)
-        figures["audit of the claim"] = (audit.verdict_claim, None)
-        figures["audit of the proof"] = (audit.verdict_proof, None)
-    return figures
+def _figures_of(record: DoneRecord) -> dict[str, Any]:
+    """Return a record's figures by their places: numbers, texts, None, or one number per victim."""
+    values = asdict(record)
+    if isinstance(record, TrainRecord):
+        right = record.correct
+        values["accuracy"] = None if right is None else right / max(1, record.test_samples)
+        values["diverged"] = record.diverged is not None
+    return dict(_flatten(values))
 
 
-def _of_attack(record: AttackRecord) -> dict[str, Figure]:
-    """Scores, their floors, and its spending."""
-    doubled = record.doubled.values if record.doubled else {}
-    scores = {"": record.values, " floor": record.floors, " at twice the budget": doubled}
-    figures: dict[str, Figure] = {
-        "failed victims": (record.failed, 0.0),
-        **_figures_by_name(record, 0.0, "victims", "samples", "budget", "is_floor"),
-        **_figures_by_name(record, _SPENDING, "gradient_evaluations"),
-        **{f"{m}{at}": (value, None) for at, of in scores.items() for m, value in of.items()},
-    }
-    return figures if record.judged is None else figures | {"judged loss": (record.judged, None)}
+def _flatten(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and name not in _NO_FIGURES:
+            yield from _flatten(value, f"{place}{name}.")
+        elif name not in _NO_FIGURES:
+            yield f"{place}{name}", value
 
 
-def _figures_by_name(
-    record: TrainRecord | AttackRecord, tolerance: float | None, *names: str
-) -> dict[str, Figure]:
-    return {name.replace("_", " "): (getattr(record, name), tolerance) for name in names}
+def _tolerance(name: str, value: Any, of_means: float) -> float:
+    """Return that of a figure; counts must be equal."""
+    if name.endswith("gradient_evaluations"):
+        return _SPENDING
+    if name.startswith("ledger."):
+        return _EPSILON
+    return 0.0 if isinstance(value, int) else of_means
 
 
 def _verdict(a: Any, b: Any, tolerance: float, *, relative: bool) -> Verdict:

@@ -173,7 +173,7 @@ def find_changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
 
 _ROUNDING = 1e-4
 """Of epsilons that another machine computed."""
-_EPSILONS = ("eps claimed", "eps proven", "unit of the claim")
+_EPSILONS = ("ledger.eps_claimed", "ledger.eps_record", "ledger.unit")
 
 
 def recompute(opened: Opened) -> list[Comparison]:
@@ -197,5 +197,5 @@ def recompute(opened: Opened) -> list[Comparison]:
                 attack = registry.attack(cell.attack, cell.job.settings)
                 remade = replace(scored, is_floor=attack.is_floor)
                 pairs = compare(label_of(cell.job), scored, remade, _ROUNDING)
-                comparisons += (c for c in pairs if c.figure == "is floor")
+                comparisons += (c for c in pairs if c.figure == "is_floor")
     return comparisons
