@@ -201,7 +201,7 @@ def _show_comparisons(comparisons: Sequence[Comparison], *, details: bool) -> No
     counts: dict[str, Counter[str]] = {}
     for entry in comparisons:
         counts.setdefault(entry.what, Counter())[entry.verdict] += 1
-    lines = [
+    lines: list[list[str | Text]] = [
         [what, *(Text(str(n[v] or "-"), style if n[v] else "") for v, style in _VERDICTS.items())]
         for what, n in counts.items()
     ]

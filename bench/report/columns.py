@@ -104,13 +104,13 @@ def interval_text(value: Interval | None, metric: str = "ssim") -> str:
     return "-" if value is None else f"{figure(value.mean, metric)} {bounds(value, metric)}"
 
 
-def format_supported(value: Interval, seeds: Sequence[int], unit: float = 1.0) -> str:
+def format_supported(value: Interval, seeds: Sequence[float], unit: float = 1.0) -> str:
     """Format a mean with its interval in the digits that the interval supports: 0.5 [0.3, 0.7]."""
     return " ".join(format_supported_parts(value, seeds, unit))
 
 
 def format_supported_parts(
-    value: Interval, seeds: Sequence[int], unit: float = 1.0
+    value: Interval, seeds: Sequence[float], unit: float = 1.0
 ) -> tuple[str, str]:
     """A mean and its interval in the same number of decimals: one where the half width is .1 or
     more or there is one seed, two where it is .01 or more, else three. unit: 100 shows points, with

@@ -20,8 +20,9 @@ def peaks() -> dict[str, int | None]:
     host = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # A job without tensors on a GPU must not start one: CUDA's own context takes memory.
     torch = sys.modules.get("torch")
-    used = torch is not None and torch.cuda.is_initialized()
-    return {"host": host, "device": torch.cuda.max_memory_allocated() if used else None}
+    if torch is None or not torch.cuda.is_initialized():
+        return {"host": host, "device": None}
+    return {"host": host, "device": torch.cuda.max_memory_allocated()}
 
 
 def total_bytes() -> int:
