@@ -150,7 +150,6 @@ def test_plan_says_what_is_not_cached_would_take_and_writes_nothing(
     assert told["wall_hours"] == pytest.approx(told["hours"] / 2)
     assert told["unlike"] == 0
     assert told["bytes"] > 3 * 5000
-    assert told["peak_host_bytes"] == 7e8
     assert (told["rows"][0]["trainings"], told["rows"][0]["cells"]) == (3, 12)
     text = plan(*arguments)
     assert "3 trainings (0 cached), 12 attack cells (0 cached)." in text

@@ -125,8 +125,3 @@ def _sentences(plan: Plan, report: Mapping[str, Any], unit: str) -> Iterator[str
         )
         if report["bytes"] > 0.8 * report["free_bytes"]:
             yield "Warning: that disk is likely too small; run parts of it with --out on others."
-    if report["peak_host_bytes"] is not None:
-        text = f"Memory: up to {_short(report['peak_host_bytes'] / _GB)} GB per worker"
-        if report["peak_device_bytes"] is not None:
-            text += f", and {_short(report['peak_device_bytes'] / _GB)} GB of the device's"
-        yield f"{text}, as far as it was measured."

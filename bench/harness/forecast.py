@@ -1,4 +1,4 @@
-"""What a plan would take of time, disk and memory, by the medians of finished jobs per stage,
+"""What a plan would take of time and disk, by the medians of finished jobs per stage,
 device, plugin, protocol and model."""
 
 from __future__ import annotations
@@ -52,16 +52,12 @@ class Cost(NamedTuple):
         seconds: Per unit of work if `grows`, else of the whole job.
         grows: Whether seconds are proportional to the job's work.
         n_bytes: On disk, record included.
-        host: Peak bytes of the process, None if unknown.
-        gpu: Peak bytes of tensors on the GPU, None if unknown.
     """
 
     group: Group
     seconds: float
     grows: bool
     n_bytes: float
-    host: float | None = None
-    gpu: float | None = None
 
 
 def group_of(job: TrainJob | AttackJob, device: str) -> Group:
@@ -117,8 +113,7 @@ def _cost(record: TrainRecord | AttackRecord, job: TrainJob | AttackJob, work: f
     seconds = record.seconds + (again.seconds if again else 0.0)
     group, per_unit = group_of(job, record.device), seconds / (work or 1)
     n_bytes = len(to_json(record)) + sum((record.files or {}).values())
-    peaks = record.memory.get("host"), record.memory.get("device")
-    return Cost(group, per_unit, work > 0, n_bytes, *peaks)
+    return Cost(group, per_unit, work > 0, n_bytes)
 
 
 def _middle(costs: Sequence[Cost]) -> Cost:
@@ -129,14 +124,7 @@ def _middle(costs: Sequence[Cost]) -> Cost:
         seconds=median(c.seconds for c in costs if c.grows == grows),
         grows=grows,
         n_bytes=median(c.n_bytes for c in costs),
-        host=_median(c.host for c in costs),
-        gpu=_median(c.gpu for c in costs),
     )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return median(known) if known else None
 
 
 def read_shipped() -> list[Cost]:
@@ -261,6 +249,4 @@ def _total(jobs: Sequence[_Job], costs: Costs) -> dict[str, Any]:
         "hours": sum(cost.seconds for cost in known) / 3600,
         "bytes": sum(cost.n_bytes for cost in known),
         "unlike": len(missing) - len(known),
-        "peak_host_bytes": max((c.host for c in known if c.host), default=None),
-        "peak_device_bytes": max((c.gpu for c in known if c.gpu), default=None),
     }
