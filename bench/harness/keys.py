@@ -142,31 +142,29 @@ class Keys:
     def train(self, job: TrainJob) -> str:
         """Key of a training's record."""
         if job not in self._trainings:
-            inputs = {
-                "schema": SCHEMA,
-                "code": self.code.training,
-                "plugin": self.code.plugin("defense", job.defense),
-                "device": self.env.device.split(":")[0],
-                "model": self.code.model(job.task.model),
-                "data": self._fingerprint(job.task.dataset),
-                **job.inputs(),
-            }
-            loader = self.code.dataset(job.task.dataset)
-            if loader is not None:
-                inputs["loader"] = loader
-            self._trainings[job] = key_of(inputs)
+            self._trainings[job] = key_of(
+                {
+                    "schema": SCHEMA,
+                    "code": self.code.training,
+                    "plugin": self.code.plugin("defense", job.defense),
+                    "device": self.env.device.split(":")[0],
+                    "model": self.code.model(job.task.model),
+                    "data": self._fingerprint(job.task.dataset),
+                    "loader": self.code.dataset(job.task.dataset),
+                    **job.inputs(),
+                }
+            )
         return self._trainings[job]
 
     def attack(self, cell: AttackJob) -> str:
         """Key of an attack's record."""
-        earlier = {"earlier": [self.attack(a) for a in cell.after]} if cell.after else {}
         return key_of(
             {
                 "train": self.train(cell.train),
                 "code": self.code.attacking,
                 "plugin": self.code.plugin("attack", cell.attack),
+                "earlier": [self.attack(a) for a in cell.after],
                 **cell.inputs(),
-                **earlier,
             }
         )
 
