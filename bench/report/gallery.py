@@ -25,28 +25,17 @@ class Strip:
     leak: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wall:
-    """One table's strips, the truth first."""
-
-    title: str
-    strips: tuple[Strip, ...]
-
-
-def walls(rows: Sequence[Row], pictures: Pictures) -> list[Wall]:
-    """Return one wall per table at its last round with pictures: each defense's least leaky
-    setting, reconstructed by the attack that ranks it. Strips of victims other than the first
-    strip's are left out."""
+def walls(rows: Sequence[Row], pictures: Pictures) -> list[tuple[str, list[Strip]]]:
+    """Return the title and strips, the truth first, of each table at its last round with pictures:
+    each defense's least leaky setting, reconstructed by the attack that ranks it. Strips of victims
+    other than the first strip's are left out."""
     final = [r for r in rows if r.checkpoint == "final"] or list(rows)
     summary = overview(final, 1.0)
-    candidates = [
-        Wall(title=head.title, strips=_strips(summary, place, pictures))
-        for place, head in enumerate(summary.heads)
-    ]
-    return [wall for wall in candidates if wall.strips][:MOST_WALLS]
+    made = ((h.title, _strips(summary, i, pictures)) for i, h in enumerate(summary.heads))
+    return [(title, strips) for title, strips in made if strips][:MOST_WALLS]
 
 
-def _strips(summary: Overview, place: int, pictures: Pictures) -> tuple[Strip, ...]:
+def _strips(summary: Overview, place: int, pictures: Pictures) -> list[Strip]:
     cells = {(c["row"], c["attack"]): c for c in pictures["cells"]}
     sprites, truth = pictures["sprites"], None
     strips: list[Strip] = []
@@ -64,4 +53,4 @@ def _strips(summary: Overview, place: int, pictures: Pictures) -> tuple[Strip, .
         strips.append(
             Strip(name=line.defense, source=source, count=count, attack=case.attack, leak=row.leak)
         )
-    return tuple(strips)
+    return strips
