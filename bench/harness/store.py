@@ -71,16 +71,10 @@ def stage_folder(place: Path) -> Iterator[Path]:
     """A folder that becomes `place` by one rename; nothing is left of it where filling it fails.
 
     A folder that is there already is replaced.
-
-    Raises:
-        UserError: If none can be made there.
     """
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        stage = _beside(place)
-        stage.mkdir()
-    except OSError as error:
-        raise UserError(f"cannot write to {place} ({error.strerror or error}).") from error
+    place.parent.mkdir(parents=True, exist_ok=True)
+    stage = _beside(place)
+    stage.mkdir()
     try:
         yield stage
         old = stage.with_name(f"{stage.name}.old")
