@@ -335,8 +335,8 @@ class SlowToPrepare(Quick):
 
 
 def outcomes_of(executor: Any, *work: Any) -> list[NoResult]:
-    tasks = deque(Task(id=i, label=str(i), work=w) for i, w in enumerate(work))
-    outcomes = {task.id: ended.record for task, ended in executor(tasks)}
+    tasks = deque(Task(label=str(i), work=w) for i, w in enumerate(work))
+    outcomes = {task.label: ended.record for task, ended in executor(tasks)}
     return [outcomes[i] for i in sorted(outcomes)]
 
 
@@ -378,9 +378,9 @@ def test_a_worker_stops_a_loop_at_the_limit_itself_and_is_replaced() -> None:
 
 
 def test_workers_are_reused_and_everything_is_answered() -> None:
-    tasks = deque(Task(id=i, label=str(i), work=Quick()) for i in range(7))
+    tasks = deque(Task(label=str(i), work=Quick()) for i in range(7))
     outcomes = list(Workers(count=2, timeout_s=60)(tasks))
-    assert sorted(task.id for task, _ in outcomes) == list(range(7))
+    assert sorted(task.label for task, _ in outcomes) == list("0123456")
     assert all(ended.record.status == "not_applicable" for _, ended in outcomes)
     assert all(ended.record.memory["host"] > 1e7 for _, ended in outcomes)
 

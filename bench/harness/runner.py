@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +258,6 @@ class _Run:
         self.store, self.keys, self.on_progress, self.kinds = store, keys, on_progress, kinds
         self.report = Report(total=len(plan.trainings) + len(plan.cells))
         self.queue: deque[Task] = deque()
-        self.numbers = count()
         self.cells = plan.by_training()
         self.followed = {earlier for cell in plan.cells for earlier in cell.after}
         self.answered: set[AttackJob] = set()
@@ -402,7 +400,7 @@ class _Run:
 
     def _task(self, work: Work, room: str) -> Task:
         label, group = label_of(work.job), self.keys.train(work.training)
-        return Task(id=next(self.numbers), label=label, work=work, group=group, room=room)
+        return Task(label=label, work=work, group=group, room=room)
 
     def _advance(
         self, job: TrainJob | AttackJob, record: TrainOutcome | AttackOutcome, *, cached: bool

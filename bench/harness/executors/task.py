@@ -27,7 +27,6 @@ class Task:
     """A job in the queue.
 
     Attributes:
-        id: Its number in the run.
         label: What to call it in errors.
         work: What to do.
         group: What tasks have in common that a worker keeps at hand, as a training's observations.
@@ -35,7 +34,6 @@ class Task:
             it, or scores. What a plugin changes of its process reaches no other room.
     """
 
-    id: int
     label: str
     work: Work
     group: str = ""
