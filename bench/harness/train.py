@@ -271,23 +271,18 @@ def check_company(job: TrainJob, defense: Defense) -> None:
     protocol = job.protocol
     if unmet(defense, cut=bool(protocol.cuts)):
         return  # not applicable, which is no error
+    needs = f"{job.defense} needs {defense.together} clients"
     if protocol.sampling == "poisson" and defense.together > 1:
-        raise UserError(
-            f"{job.defense} needs {defense.together} clients in every round, which sampling "
-            '"poisson" does not promise; use "fixed".'
-        )
+        other = 'sampling "poisson" does not promise; use "fixed".'
+        raise UserError(f"{needs} in every round, which {other}")
     if protocol.participants < defense.together:
-        raise UserError(
-            f"{job.defense} needs {defense.together} clients in every round, but "
-            f"{protocol.participants} of "
-            f"{protocol.clients} take part (participation {protocol.participation:g})."
-        )
+        part = f"{protocol.participants} of {protocol.clients} take part"
+        share = f"participation {protocol.participation:g}"
+        raise UserError(f"{needs} in every round, but {part} ({share}).")
     for threat in job.threats:
         if not threat.recorded and threat.victims < defense.together:
-            raise UserError(
-                f"{job.defense} needs {defense.together} clients that take part together, but "
-                f"threat {threat.name} observes {threat.victims}."
-            )
+            seen = f"threat {threat.name} observes {threat.victims}"
+            raise UserError(f"{needs} that take part together, but {seen}.")
 
 
 def _norm(state: State) -> float:

@@ -74,11 +74,7 @@ def page(
         environment()
         .get_template("report.html")
         .render(
-            policy=(
-                f"default-src 'none'; img-src data:; style-src {content_hash(style)}; "
-                f"script-src {content_hash(_FIRST)} {content_hash(script)}; "
-                "base-uri 'none'; form-action 'none'"
-            ),
+            policy=policy(style, _FIRST, script),
             style=Markup(style),
             first=Markup(_FIRST),
             script=Markup(script),
@@ -180,9 +176,17 @@ def source(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8").strip()
 
 
-def content_hash(text: str) -> str:
-    """A source expression that allows just this inline text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def policy(style: str, *scripts: str) -> str:
+    """Return a content security policy that allows just this inline style and these scripts."""
+
+    def hashes(*texts: str) -> str:
+        digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
+        return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+    return (
+        f"default-src 'none'; img-src data:; style-src {hashes(style)}; script-src "
+        f"{hashes(*scripts)}; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _mark_code(text: str) -> Markup:

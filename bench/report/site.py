@@ -22,7 +22,7 @@ from bench.records import RUN, RUN_FILES, to_json
 from bench.records.submitted import SUBMISSION, read_submission
 from bench.registry import Registry, discover
 from bench.report import files as reports
-from bench.report import html, tables
+from bench.report import html
 from bench.report.overview import LOSS, Overview, choices, column_notes, legend
 from bench.report.subjects import KINDS, subjects
 
@@ -69,11 +69,6 @@ class Published(reports.Files):
     def failed(self) -> int:
         """Attack cells that failed or ran out of time, over all rows."""
         return sum(a.status in ("failed", "timeout") for r in self.rows for a in r.attacks.values())
-
-    @property
-    def tables(self) -> int:
-        """How many the report has."""
-        return len(tables.tables(self.rows))
 
     @cached_property
     def overviews(self) -> list[list[Overview]]:
@@ -131,10 +126,7 @@ def index(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
         html.environment()
         .get_template("site.html")
         .render(
-            policy=(
-                f"default-src 'none'; img-src data:; style-src {html.content_hash(style)}; "
-                "base-uri 'none'; form-action 'none'"
-            ),
+            policy=html.policy(style),
             style=Markup(style),
             mark=Markup(_MARK),
             entries=entries,
