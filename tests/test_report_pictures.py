@@ -20,7 +20,6 @@ from bench.records import (
     Run,
 )
 from bench.report import (
-    gallery,
     leaderboard,
     pictures,
 )
@@ -203,7 +202,7 @@ def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> 
         row("a", 0.6, checkpoint="final", settings={"x": 2}),
         row("none", 0.95, checkpoint="final"),
     ]
-    ((_, strips),) = gallery.walls(rows, _album(rows, ["dlg"] * 3, [0, 0, 0]))
+    ((_, strips),) = pictures.walls(rows, _album(rows, ["dlg"] * 3, [0, 0, 0]))
     assert [s.name for s in strips] == ["truth", "a", "none"]
     assert [s.source[-1] for s in strips] == ["A", "C", "E"]
     assert [s.count for s in strips] == [2, 2, 2]
@@ -215,12 +214,12 @@ def test_a_defense_is_on_the_wall_whatever_accuracy_it_loses() -> None:
         row("a", 0.3, checkpoint="final", accuracy=interval(0.3)),
         row("none", 0.95, checkpoint="final", accuracy=interval(0.9)),
     ]
-    ((_, strips),) = gallery.walls(rows, _album(rows, ["dlg"] * 2, [0, 0]))
+    ((_, strips),) = pictures.walls(rows, _album(rows, ["dlg"] * 2, [0, 0]))
     assert [s.name for s in strips] == ["truth", "a", "none"]
 
 
 def test_strips_of_other_victims_and_of_attacks_without_pictures_are_left_out() -> None:
     rows = [row(d, 0.3 + i / 10, checkpoint="final") for i, d in enumerate("abc")]
-    ((_, strips),) = gallery.walls(rows, _album(rows, ["dlg", "idlg", "dlg"], [0, 0, 1]))
+    ((_, strips),) = pictures.walls(rows, _album(rows, ["dlg", "idlg", "dlg"], [0, 0, 1]))
     assert [s.name for s in strips] == ["truth", "a"]
-    assert gallery.walls(rows, pictures.none("none at all")) == []
+    assert pictures.walls(rows, pictures.none("none at all")) == []

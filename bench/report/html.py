@@ -19,11 +19,11 @@ from markupsafe import Markup
 
 import bench
 from bench.records import Row, Run, short
-from bench.report import explain, gallery, overview, text
+from bench.report import explain, overview, text
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
-from bench.report.pictures import Pictures
+from bench.report.pictures import Pictures, walls
 from bench.report.tables import idle, work
 from bench.report.verdicts import has_use
 
@@ -91,7 +91,7 @@ def page(
             reasons=reasons,
             notes=_json({"columns": texts, "reasons": list(reasons)}),
             subject=subject,
-            walls=gallery.walls(rows, pictures) if overall else [],
+            walls=walls(rows, pictures) if overall else [],
             overviews=choices,
             costs=overview.column_notes(),
             signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),

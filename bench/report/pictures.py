@@ -17,8 +17,9 @@ import numpy as np
 
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import RECONSTRUCTION, AttackOutcome, AttackRecord, Run, check_kept
-from bench.report.leaderboard import cells_by_row
+from bench.records import RECONSTRUCTION, AttackOutcome, AttackRecord, Row, Run, check_kept
+from bench.report.leaderboard import cells_by_row, row_id
+from bench.report.overview import Overview, overview
 
 BUDGET = 8_000_000
 """Characters of all pictures together, as they stand in the page."""
@@ -210,3 +211,51 @@ def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
         "truth": first(truth),
         "scores": [float(f"{e:.3g}") for e in errors[:RECORDS]],
     }
+
+
+# --- in one look ------------------------------------------------------------------------------
+
+MOST_WALLS = 6
+"""Tables that are shown: a page that opens with more is no look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """Pictures side by side. count: how many. attack: Who rebuilt them, "" for the truth."""
+
+    name: str
+    source: str
+    count: int
+    attack: str = ""
+    leak: float | None = None
+
+
+def walls(rows: Sequence[Row], pictures: Pictures) -> list[tuple[str, list[Strip]]]:
+    """Return the title and strips, the truth first, of each table at its last round with pictures:
+    each defense's least leaky setting, reconstructed by the attack that ranks it. Strips of victims
+    other than the first strip's are left out."""
+    final = [r for r in rows if r.checkpoint == "final"] or list(rows)
+    summary = overview(final, 1.0)
+    made = ((h.title, _strips(summary, i, pictures)) for i, h in enumerate(summary.heads))
+    return [(title, strips) for title, strips in made if strips][:MOST_WALLS]
+
+
+def _strips(summary: Overview, place: int, pictures: Pictures) -> list[Strip]:
+    cells = {(c["row"], c["attack"]): c for c in pictures["cells"]}
+    sprites, truth = pictures["sprites"], None
+    strips: list[Strip] = []
+    for line in summary.lines:
+        row = line.verdicts[place].row
+        case = None if row is None else row.ranking
+        cell = None if row is None or case is None else cells.get((row_id(row), case.attack))
+        if cell is None or row is None or case is None or truth not in (None, cell["truth"]):
+            continue
+        count = len(cell["scores"])
+        if truth is None:
+            truth = cell["truth"]
+            strips.append(Strip(name="truth", source=sprites[truth], count=count))
+        source = sprites[cell["images"]]
+        strips.append(
+            Strip(name=line.defense, source=source, count=count, attack=case.attack, leak=row.leak)
+        )
+    return strips
