@@ -17,11 +17,11 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch, progress, runner
 from bench.harness.plan import Plan
-from bench.harness.store import Store, write_whole
+from bench.harness.store import Store
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
-from bench.report.files import FILES, Files
+from bench.report.files import Files
 from bench.report.overview import LOSS, by_protocol, legend
 
 if TYPE_CHECKING:
@@ -212,11 +212,7 @@ class Results:
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
-        paths = []
-        for name in ("json", "csv", "md"):
-            paths.append(self.folder / FILES[name])
-            write_whole(paths[-1], self._files.text(name))
-        return paths
+        return self._files.write(self.folder, ("json", "csv", "md"))
 
     def _rows(self, **wanted: Any) -> list[Row]:
         return with_values(self._files.rows, wanted)

@@ -166,20 +166,16 @@ def publish(
     """Write the folder's leaderboard in the given formats, and print its overview (`show`), with
     every row (`details`), for settings that lose at most `loss` points of accuracy; their paths, in
     that order, then those of the figures."""
-    from bench.harness.store import write_whole
     from bench.records import RUN
     from bench.report import terminal
-    from bench.report.files import FILES, Files
+    from bench.report.files import Files
     from bench.report.overview import by_protocol, legend
 
     files = Files(folder)
     if out is None:
         own = (folder / RUN).is_file()
         out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
-    paths = []
-    for name in formats:
-        paths.append(out / FILES[name])
-        write_whole(paths[-1], files.text(name))  # in place of a link, never through it
+    paths = files.write(out, formats)
     rows = files.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)

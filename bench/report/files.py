@@ -4,6 +4,7 @@ folder."""
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -142,6 +143,13 @@ class Files:
         if format_ == "md":
             return text.markdown(self.rows, self.run, missing=self.missing)
         return self.page_on(None)
+
+    def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
+        """Write the files of some formats of `FILES` and return their paths."""
+        paths = [out / FILES[name] for name in formats]
+        for path, name in zip(paths, formats, strict=True):
+            write_whole(path, self.text(name))  # in place of a link, never through it
+        return paths
 
     def page_on(self, subject: Subject | None) -> str:
         """The page on one subject, None for the whole report."""
