@@ -194,10 +194,10 @@ class Results:
 
     def plot_pareto(self, *, width: str = "column", **only: str | None) -> Figure:
         """Accuracy against leakage of one table; checkpoint: by default the last."""
-        from bench.report import scatters
+        from bench.report import plots
 
         table = self._table(**only)
-        return scatters.pareto(table, among=self._files.rows, width=width)
+        return plots.pareto(table, among=self._files.rows, width=width)
 
     def plot_course(
         self, what: str = "accuracy", *, width: str = "column", **only: str | None
@@ -206,9 +206,9 @@ class Results:
 
         Raises UserError if that was not measured after three rounds or more.
         """
-        from bench.report import curves
+        from bench.report import plots
 
-        return curves.course(self._table(**only), self._files.rows, what, width=width)
+        return plots.course(self._table(**only), self._files.rows, what, width=width)
 
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""

@@ -29,7 +29,7 @@ from bench.records import FlagCode, Row
 from bench.registry import Registry, discover
 from bench.report import leaderboard
 from bench.report.accounts import accounts_over
-from bench.report.scatters import exact
+from bench.report.plots import exact
 
 _TABLES = Path(__file__).parent / "papers" / "tables"
 _STRICT = ConfigDict(extra="forbid", frozen=True)

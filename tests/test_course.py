@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.protocols.settings import ThreatSettings, evenly, rounds_before
 from bench.report import figures
 from bench.report.boards import boards
-from bench.report.curves import courses
+from bench.report.plots import courses
 from bench.suite import read_suite
 from tests.conftest import TINY, changed
 

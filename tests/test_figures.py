@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import bench
 from bench.records import FlagCode, Row
-from bench.report import figures, leaderboard, paper, scatters
+from bench.report import figures, leaderboard, paper, plots
 from bench.report.marks import with_marks
 from bench.report.overview import overview
 from bench.results import Results
@@ -58,7 +58,7 @@ def lines_named(axes: Any, label: str) -> list[Any]:
 
 
 def test_a_pareto_figure_shows_every_row_its_interval_and_front() -> None:
-    figure = scatters.pareto(ROWS)
+    figure = plots.pareto(ROWS)
     axes = figure.axes[0]
     points = list(axes.containers)
     places = [(c[0].get_xdata()[0], c[0].get_ydata()[0]) for c in points]
@@ -108,7 +108,7 @@ def test_the_overviews_map_has_its_texts() -> None:
 
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
 def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float) -> None:
-    figure = scatters.pareto(ROWS, width=width)
+    figure = plots.pareto(ROWS, width=width)
     assert figure.get_size_inches()[0] == inches
     sizes = {t.get_fontsize() for legend in figure.legends for t in legend.get_texts()}
     sizes |= {t.get_fontsize() for t in figure.axes[0].get_xticklabels()}
@@ -123,24 +123,24 @@ def test_figures_have_a_papers_width_and_8_point_text(width: str, inches: float)
 def test_figures_leave_matplotlibs_settings_alone() -> None:
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 30, "text.parse_math": True}):
-        figure = scatters.pareto(ROWS)
+        figure = plots.pareto(ROWS)
         assert figure.axes[0].xaxis.label.get_fontsize() == 8
     assert dict(matplotlib.rcParams) == before
 
 
 def test_dollar_signs_in_names_are_text(tmp_path: Path) -> None:
-    figure = scatters.pareto([row("$\\frac{x$", 0.5, 0.5)])
+    figure = plots.pareto([row("$\\frac{x$", 0.5, 0.5)])
     assert paper.write(figure, tmp_path / "a", ("png",))[0].is_file()
 
 
 @pytest.mark.slow
 def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> None:
-    paths = paper.write(scatters.pareto(ROWS), tmp_path / "one" / "a", ("pdf", "png", "svg"))
+    paths = paper.write(plots.pareto(ROWS), tmp_path / "one" / "a", ("pdf", "png", "svg"))
     here = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
     code = (
         "import hashlib, sys; from pathlib import Path;"
-        "from tests.test_figures import ROWS, scatters, paper;"
-        "ps = paper.write(scatters.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png', 'svg'));"
+        "from tests.test_figures import ROWS, plots, paper;"
+        "ps = paper.write(plots.pareto(ROWS), Path(sys.argv[1]) / 'a', ('pdf', 'png', 'svg'));"
         "assert 'matplotlib.pyplot' not in sys.modules;"
         "print(*[hashlib.sha256(p.read_bytes()).hexdigest() for p in ps])"
     )
@@ -152,16 +152,16 @@ def test_bytes_are_the_same_each_time_and_fonts_are_truetype(tmp_path: Path) -> 
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
     assert re.search(rb"/MediaBox \[ ?0 0 237\.6 ", pdf)  # 3.3 inches of 72 points
-    notebook = scatters.pareto(ROWS)._repr_png_()
+    notebook = plots.pareto(ROWS)._repr_png_()
     assert notebook.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda p: scatters.pareto([row("a", None, 0.5)]), "nothing to draw"),
-        (lambda p: scatters.pareto(ROWS, width="wide"), "width must be column or page"),
-        (lambda p: paper.write(scatters.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
+        (lambda p: plots.pareto([row("a", None, 0.5)]), "nothing to draw"),
+        (lambda p: plots.pareto(ROWS, width="wide"), "width must be column or page"),
+        (lambda p: paper.write(plots.pareto(ROWS), p / "a", ("pgn",)), "Did you mean 'png'?"),
     ],
 )
 def test_what_cannot_be_drawn_says_why(tmp_path: Path, draw: Any, message: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.harness.store import Store
 from bench.records import Run
-from bench.report import leaderboard, scatters
+from bench.report import leaderboard, plots
 from tests.benchmarks.drawn_folder import Extent, write
 
 
@@ -57,4 +57,4 @@ def test_the_front_is_that_of_comparing_every_pair(seed: int) -> None:
         i for (i, (x, y)), (u, v) in itertools.product(enumerate(points), points)
         if (u <= x and v <= y) and (u < x or v < y)
     }  # fmt: skip
-    assert set(scatters.front(points)) == set(range(len(points))) - beaten
+    assert set(plots.front(points)) == set(range(len(points))) - beaten

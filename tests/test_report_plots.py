@@ -18,7 +18,7 @@ from bench.records import (
 from bench.report import (
     boards,
     columns,
-    scatters,
+    plots,
     site,
     terminal,
 )
@@ -47,7 +47,7 @@ def test_the_front_holds_the_useful_settings_that_none_beats_in_both() -> None:
         row("useless", 0.1, accuracy=interval(0.95), flags=(flag(FlagCode.AT_CHANCE),)),
         row("own", 0.05, accuracy=None, personal_accuracy=interval(0.99), personalised=True),
     ]
-    figure = scatters.pareto(rows)
+    figure = plots.pareto(rows)
     assert front_of(figure) == pytest.approx(np.array([(0.0, 0.5), (0.25, 0.8), (0.875, 0.9)]))
     (legend,) = figure.legends
     names = {t.get_text() for t in legend.get_texts()}
@@ -75,7 +75,7 @@ def test_errors_of_records_leak_less_the_larger_they_are() -> None:
 
     rows = [record("safe", 0.5, 0.6), record("beaten", 0.1, 0.5),
             record("open", 1e-8, 0.9)]  # fmt: skip
-    figure = scatters.pareto(rows)
+    figure = plots.pareto(rows)
     assert front_of(figure) == pytest.approx(np.array([(0.5, 0.6), (1.0, 0.9)]))
     (board,) = boards.boards(rows)
     assert board.lines[2][8].text == "1e-8"

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 
 from bench.files import no_link
 from bench.records import Row
-from bench.report.curves import course, courses
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
-from bench.report.scatters import pareto, spots_of
+from bench.report.plots import course, courses, pareto, spots_of
 from bench.report.tables import tables
 
 _LETTER_WIDTH = 0.07

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from bench.files import no_link
 from bench.records import Row
 from bench.records.jobs import setting_text
-from bench.report.curves import sweep as draw_sweep
 from bench.report.frames import figures_of
 from bench.report.paper import write
+from bench.report.plots import sweep as draw_sweep
 from bench.report.tables import tables
 
 if TYPE_CHECKING:
