@@ -89,10 +89,7 @@ class DPSGD(Defense):
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "uses_of_a_record": float(uses_of_a_record(facts)),
-            "sampling_rate": min(1.0, facts.batch / facts.records),
-        }
+        return {"uses_of_a_record": float(uses_of_a_record(facts))}
 
 
 def uses_of_a_record(facts: Facts) -> int:

@@ -239,11 +239,7 @@ class MSPAFL(Defense):
         return theorems.sampling_rate(records=facts.records, draws=draws, replacement=replacement)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "noise_std": self.std,
-            "eps_one_upload": self.local_epsilon,
-            "sampling_rate": self._rate(facts),
-        }
+        return {"noise_std": self.std, "sampling_rate": self._rate(facts)}
 
 
 def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:

@@ -97,10 +97,7 @@ class GaussianUpdate(_ClippedNoise):
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "noise_std": self.level,
-            "noise_norm_rms": self.level * facts.parameters**0.5,
-        }
+        return {"noise_std": self.level, "noise_norm_rms": self.level * facts.parameters**0.5}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -133,7 +130,4 @@ class LaplaceUpdate(_ClippedNoise):
         return (Laplace(sensitivity=2 * self.clip_norm, scale=self.level, count=facts.releases),)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "noise_scale": self.level,
-            "noise_std": self.level * 2**0.5,
-        }
+        return {"noise_scale": self.level, "noise_std": self.level * 2**0.5}

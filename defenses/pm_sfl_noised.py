@@ -253,20 +253,17 @@ class NoisedPMSFL(PMSFL):
             case "local":
                 add, replace = self._step_epsilons()
                 constants |= {
-                    "masks": "noised",
                     "noise_std": self._step_multiplier() * self.clip_norm / facts.batch,
                     "eps_one_round_add_remove": add,
                     "eps_one_round_replace": replace,
                 }
             case "mask":
                 constants |= {
-                    "masks": "noised",
                     "noise_std": self._mask_std(self.count_masked(facts)),
                     "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":
                 constants |= {
-                    "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.budget,
                 }
