@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from bench.data.dataset import Dataset, from_arrays
-from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 FORMS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
@@ -71,7 +72,7 @@ MOST_TILES = 400
 """Of a photograph."""
 
 
-def photos(*, seed: int, size: int = 16) -> Dataset:
+def photos(*, seed: int, size: Literal[16, 32] = 16) -> Dataset:
     """Colour tiles cut without overlap from ten photographs; the class is the photograph.
 
     Flat tiles (standard deviation below 0.05) and near-duplicates (mean absolute difference
@@ -80,8 +81,6 @@ def photos(*, seed: int, size: int = 16) -> Dataset:
     puts neighbours of a training tile into the test and inflates accuracy by a tenth.
     At most `MOST_TILES` of a photograph are kept.
     """
-    if size not in (16, 32):
-        raise UserError(f"photos has tiles of size 16 or 32, got size={size}.")
     rng = numpy_generator(seed, "split", "photos")
     parts: tuple[list, list, list] = ([], [], [])
     for label, name in enumerate(PHOTOGRAPHS):
