@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
-from bench.data.dataset import Dataset
 from bench.metrics.answers import check_values, validate_answer
 from bench.models import Network
 from bench.protocols.observe import Truth
@@ -41,23 +40,20 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One observed round and its truth, which the attack is not given. Truth and public samples are
-    from the data set."""
+    """One observed round of digits, and its truth, which the attack is not given."""
 
     name: str
     seen: Seen
     truth: Truth
     network: Network
-    dataset: Dataset
 
 
 def scenes() -> Iterator[Scene]:
     """Observations of digits under no defense, one per protocol and batch size."""
-    dataset = digits()
     for ground, batch in _SCENES:
         seen, truth, network = observe_round(Defense(), ground, batch=batch, victims=VICTIMS)
         name = f"{ground.name}, {ground.model}, batch {batch}"
-        yield Scene(name=name, seen=seen, truth=truth, network=network, dataset=dataset)
+        yield Scene(name=name, seen=seen, truth=truth, network=network)
 
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
@@ -66,7 +62,7 @@ def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -
     rehearsals = Rehearsals(
         seen=scene.seen, network=network, defense=Defense(), rng=rng, device=CPU
     )
-    public = scene.dataset.aux_x[:auxiliary], scene.dataset.aux_y[:auxiliary]
+    public = digits().aux_x[:auxiliary], digits().aux_y[:auxiliary]
     return rehearsals.context(public, budget=budget)
 
 
@@ -175,7 +171,7 @@ def check_budget(trial: Trial) -> str:
 
 def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reconstruction:
     """The answer, if it holds what it should, in the right dtypes, shapes and ranges."""
-    shape, classes = scene.dataset.shape, scene.dataset.classes
+    shape, classes = scene.network.shape, scene.network.classes
     if not isinstance(answer, Reconstruction):
         got = "None" if answer is None else f"a {type(answer).__name__}"
         raise Broken(f"run returned {got}, expected a Reconstruction.")
