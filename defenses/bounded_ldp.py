@@ -51,11 +51,6 @@ def duchi(v: Tensor, u: Tensor, *, epsilon: float) -> Tensor:
     return torch.where(plus, 1 / slope, -1 / slope).to(v)
 
 
-def duchi_variance(v: float, *, epsilon: float) -> float:
-    """((E+1)/(E-1))^2 - v^2."""
-    return math.tanh(epsilon / 2) ** -2 - v * v
-
-
 def piecewise_shape(epsilon: float) -> tuple[float, float, float]:
     """(C, width, near): outputs lie in [-C, C]; with probability `near` in a window of `width`
     around the value, C - 1 wide, else in the rest, C + 1 wide; uniform in each.
@@ -79,13 +74,6 @@ def piecewise(v: Tensor, u_near: Tensor, u_place: Tensor, *, epsilon: float) -> 
     outside = (edge + 1) * u_place - edge
     outside = torch.where(outside < left, outside, outside + width)
     return torch.where(u_near < near, inside, outside).clamp(-edge, edge)
-
-
-def piecewise_variance(v: float, *, epsilon: float) -> float:
-    """v^2/(e^{eps/2}-1) + (e^{eps/2}+3)/(3 (e^{eps/2}-1)^2)."""
-    small = math.exp(-epsilon / 2)
-    rest = -math.expm1(-epsilon / 2)
-    return v * v * small / rest + small * (1 + 3 * small) / (3 * rest * rest)
 
 
 def count_sampled_dimensions(epsilon: float, size: int) -> int:
@@ -116,9 +104,6 @@ class BoundedLDP(Defense):
         """v in [-1, 1], float64, to its random unbiased value."""
         raise TypeError("a subclass names its mechanism")
 
-    def _variance(self, v: float) -> float:
-        raise TypeError("a subclass names its mechanism")
-
     def _range(self, broadcast: Tensor) -> tuple[float, float]:
         """(centre, radius) of one tensor, from what is public: its broadcast weights."""
         return 0.0, self.bound
@@ -135,36 +120,31 @@ class BoundedLDP(Defense):
 
         return change_uploads(messages, self.target, local, release)
 
-    @property
-    def noise_std(self) -> float:
-        """Std of a released 0 (of the centre), in the target's own scale."""
-        return self.bound * math.sqrt(self._variance(0.0))
-
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """As usually stated: one release of one value."""
         return self.epsilon, 0.0, "coordinate"
 
+    def divide_budget(self, size: int) -> tuple[int, float]:
+        """How many of so many values are sent, and with what epsilon each."""
+        return size, self.epsilon
+
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Replacing one record may change every value of every upload."""
+        """Replacing one record may change every value that is sent, whichever these are."""
+        count, one = self.divide_budget(facts.parameters)
         return (
             RandomisedResponse(
-                epsilon=self.epsilon,
-                coordinates=facts.parameters,
-                covers="values",
-                unit="record",
-                count=facts.releases,
+                epsilon=one, coordinates=count, covers="values", count=facts.releases
             ),
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        square = self.bound**2
+        """The std is of what is sent for a value at the centre of its range."""
+        count, one = self.divide_budget(facts.parameters)
+        (law,) = self.mechanisms_in(Round(parameters=facts.parameters))
         return {
-            "variance_at_0": self._variance(0.0) * square,
-            "variance_at_bound": self._variance(1.0) * square,
-            "noise_std": self.noise_std,
-            "eps_one_value": self.epsilon,
-            "eps_one_round": self.epsilon * facts.parameters,
-            "eps_all_rounds": self.epsilon * facts.parameters * facts.releases,
+            "noise_std": math.sqrt(law.variance),
+            "values_sent": float(count),
+            "eps_one_round": one * count,
         }
 
 
@@ -179,9 +159,6 @@ class Duchi(BoundedLDP):
 
     def _release(self, v: Tensor, rng: torch.Generator) -> Tensor:
         return duchi(v, uniform_like(v, rng=rng), epsilon=self.epsilon)
-
-    def _variance(self, v: float) -> float:
-        return duchi_variance(v, epsilon=self.epsilon)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return (TwoPoint(of=self.target, epsilon=self.epsilon, radius=self.bound),)
@@ -214,11 +191,11 @@ class PMPiecewise(BoundedLDP):
                 "nearly all weights would be sent as 0."
             )
 
-    def _samples(self, size: int) -> int:
-        """How many of so many values are sent."""
-        return (
-            count_sampled_dimensions(self.epsilon, size) if self.dimensions == "sampled" else size
-        )
+    def divide_budget(self, size: int) -> tuple[int, float]:
+        if self.dimensions == "each":
+            return super().divide_budget(size)
+        count = count_sampled_dimensions(self.epsilon, size)
+        return count, self.epsilon / count
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         if self.dimensions == "each":
@@ -230,7 +207,7 @@ class PMPiecewise(BoundedLDP):
         """Algorithm 4. Its zeros are told by where they are alone."""
         sizes = [p.values.numel() for p in plain.parts.values()]
         size = sum(sizes)
-        count = self._samples(size)
+        count, one = self.divide_budget(size)
         chosen = torch.zeros(size, dtype=torch.bool)
         chosen[torch.randperm(size, generator=rng)[:count]] = True
         parts = {}
@@ -238,7 +215,7 @@ class PMPiecewise(BoundedLDP):
             sent = where.view(part.values.shape).to(part.values.device)
             v = (part.values[sent].double() / self.bound).clamp(-1, 1).nan_to_num(nan=0.0)
             u_near, u_place = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
-            released = piecewise(v, u_near, u_place, epsilon=self.epsilon / count)
+            released = piecewise(v, u_near, u_place, epsilon=one)
             values = torch.zeros_like(part.values)
             values[sent] = (self.bound * size / count * released).to(values)
             parts[name] = sparse(replace(part, values=values, bits=max(part.bits, 32)), sent)
@@ -248,59 +225,17 @@ class PMPiecewise(BoundedLDP):
         u_near, u_place = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
         return piecewise(v, u_near, u_place, epsilon=self.epsilon)
 
-    def _variance(self, v: float) -> float:
-        return piecewise_variance(v, epsilon=self.epsilon)
-
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         """Of values that are sent; which ones are is drawn whatever they are."""
-        if self.dimensions == "each":
-            return (Piecewise(of=self.target, epsilon=self.epsilon, radius=self.bound),)
-        count = self._samples(round.parameters)
-        told = Piecewise(
-            of=self.target,
-            epsilon=self.epsilon / count,
-            radius=self.bound,
-            scale=round.parameters / count,
-        )
-        return (told,)
+        count, one = self.divide_budget(round.parameters)
+        scale = round.parameters / count
+        return (Piecewise(of=self.target, epsilon=one, radius=self.bound, scale=scale),)
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Sampled: epsilon for all that a client sends, and as often as it sends."""
         if self.dimensions == "each":
             return super().claim(facts)
         return self.epsilon * facts.releases, 0.0, "client"
-
-    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
-        """Sampled: whichever values are drawn, they are released with epsilon / k each."""
-        if self.dimensions == "each":
-            return super().guarantee(facts)
-        count = self._samples(facts.parameters)
-        return (
-            RandomisedResponse(
-                epsilon=self.epsilon / count,
-                coordinates=count,
-                covers="sampled values",
-                unit="record",
-                count=facts.releases,
-            ),
-        )
-
-    def constants(self, facts: Facts) -> dict[str, float | str]:
-        """Sampled: the variances are of a value before it is known which are sent."""
-        if self.dimensions == "each":
-            return super().constants(facts)
-        count = self._samples(facts.parameters)
-        scale, one = facts.parameters / count, self.epsilon / count
-        zero, end = (scale * (piecewise_variance(v, epsilon=one) + v * v) - v * v for v in (0, 1))
-        return {
-            "variance_at_0": zero * self.bound**2,
-            "variance_at_bound": end * self.bound**2,
-            "noise_std": self.bound * math.sqrt(zero),
-            "sampled_values": float(count),
-            "eps_one_value": one,
-            "eps_one_round": self.epsilon,
-            "eps_all_rounds": self.epsilon * facts.releases,
-        }
 
 
 class PNPM(BoundedLDP):
@@ -320,9 +255,6 @@ class PNPM(BoundedLDP):
         u_sign, u_scale = uniform_like(v, rng=rng), uniform_like(v, rng=rng)
         return perturb(v, u_sign, u_scale, epsilon=self.epsilon, variant="unbiased")
 
-    def _variance(self, v: float) -> float:
-        return moments(self.epsilon, "unbiased")[1] * v * v
-
     def mechanisms(self) -> tuple[Mechanism, ...]:
         low, high = scale_range(self.epsilon, "unbiased")
         keep = keep_probability(self.epsilon)
@@ -333,6 +265,5 @@ class PNPM(BoundedLDP):
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         """The noise is multiplicative: its std is given for a value at the bound."""
-        constants = super().constants(facts)
-        at_bound = self.bound * math.sqrt(self._variance(1.0))
-        return {**constants, "noise_std": at_bound, "magnitude": "no DP"}
+        at_bound = self.bound * math.sqrt(moments(self.epsilon, "unbiased")[1])
+        return {**super().constants(facts), "noise_std": at_bound, "magnitude": "no DP"}

@@ -84,16 +84,12 @@ class DPSGD(Defense):
             Gaussian(
                 sensitivity=2 * self.clip_norm,
                 std=self.noise_multiplier * self.clip_norm,
-                unit="record",
                 count=uses_of_a_record(facts),
             ),
         )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "uses_of_a_record": float(uses_of_a_record(facts)),
-            "sampling_rate": min(1.0, facts.batch / facts.records),
-        }
+        return {"uses_of_a_record": float(uses_of_a_record(facts))}
 
 
 def uses_of_a_record(facts: Facts) -> int:

@@ -78,25 +78,14 @@ class KeyHolder(Party):
             return []
         sealed = message.sealed[CIPHERTEXT]
         values = self.keys.decrypt(sealed.box, length=int(sealed.covers.sum())) / GAIN
-        answer = Message(
-            kind=_SUM,
-            sender=KEY_SERVER,
-            receiver=FORMER,
-            round=message.round,
-            parts={_SUM: Part(values=values, bits=64)},
-        )
-        return [answer]
+        opened = {_SUM: Part(values=values, bits=64)}
+        answer = replace(message, kind=_SUM, sender=KEY_SERVER, receiver=FORMER, sealed={})
+        return [answer.with_parts(opened)]
 
     def _public_key(self, receiver: str, round: int) -> Message:
         box = self.keys.public_context
-        sealed = Sealed(n_bytes=len(box), covers=torch.zeros(0, dtype=torch.bool), box=box)
-        return Message(
-            kind=_PUBLIC_KEY,
-            sender=KEY_SERVER,
-            receiver=receiver,
-            round=round,
-            sealed={_PUBLIC_KEY: sealed},
-        )
+        message = Message(kind=_PUBLIC_KEY, sender=KEY_SERVER, receiver=receiver, round=round)
+        return replace(message, sealed={_PUBLIC_KEY: Sealed(n_bytes=len(box), box=box)})
 
 
 @dataclass(kw_only=True, eq=False)

@@ -192,9 +192,7 @@ class MSPAFL(Defense):
         sees who uploads, and a record once sampled stays in the private half and moves later
         uploads (CLAIMS: Theorems 2-4 are violated)."""
         return (
-            Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.std, unit="record", count=facts.releases
-            ),
+            Gaussian(sensitivity=2 * self.clip_norm, std=self.std, count=facts.releases),
             Withheld(what="the private parameters"),
         )
 
@@ -241,11 +239,7 @@ class MSPAFL(Defense):
         return theorems.sampling_rate(records=facts.records, draws=draws, replacement=replacement)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {
-            "noise_std": self.std,
-            "eps_one_upload": self.local_epsilon,
-            "sampling_rate": self._rate(facts),
-        }
+        return {"noise_std": self.std, "sampling_rate": self._rate(facts)}
 
 
 def check_in_table(text: float | str) -> tuple[tuple[float, ...], ...]:

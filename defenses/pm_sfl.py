@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from bench.api import (
-    SERVER,
     UPLOAD_KINDS,
     BernoulliMask,
     Client,
@@ -192,16 +191,7 @@ class PMSFL(Defense):
                 told = {
                     PERSONAL + n: Part(values=p.to(scores[n]), bits=1) for n, p in personal.items()
                 }
-                out.append(
-                    Message(
-                        kind=INDICATOR,
-                        sender=message.sender,
-                        receiver=SERVER,
-                        round=message.round,
-                        step=message.step,
-                        parts=told,
-                    )
-                )
+                out.append(replace(message, kind=INDICATOR, local_steps=1, parts=told, sealed={}))
         return out
 
     def _send(self, part: Part, theta: Tensor, client: Client) -> Part:
@@ -299,12 +289,9 @@ class PMSFL(Defense):
     def constants(self, facts: Facts) -> dict[str, float | str]:
         d, clients = self.count_masked(facts), facts.sampled
         return {
-            "c": self.clip,
             "eq6_bound": d / (4 * clients),
             "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),
-            "masks": "no DP",
-            "smashed_data": "no DP where sent",
         }
 
 

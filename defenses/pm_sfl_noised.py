@@ -213,7 +213,6 @@ class NoisedPMSFL(PMSFL):
         return Laplace(
             sensitivity=2 * self.clip_norm,
             scale=self.smashed_scale,
-            unit="record",
             count=facts.releases * facts.local_steps,
         )
 
@@ -224,7 +223,6 @@ class NoisedPMSFL(PMSFL):
         return Gaussian(
             sensitivity=2 * unit,
             std=self._step_multiplier() * unit,
-            unit="record",
             count=facts.releases * facts.local_steps,
         )
 
@@ -234,7 +232,6 @@ class NoisedPMSFL(PMSFL):
             epsilon=bernoulli_epsilon(self.clip),
             coordinates=self.count_masked(facts),
             covers="mask bits",
-            unit="record",
             count=facts.releases,
         )
         noise = self._theta_noise(facts)
@@ -247,7 +244,6 @@ class NoisedPMSFL(PMSFL):
         return Gaussian(
             sensitivity=math.sqrt(self.count_masked(facts)) * width,
             std=self._mask_std(self.count_masked(facts)),
-            unit="record",
             count=facts.releases,
         )
 
@@ -257,20 +253,17 @@ class NoisedPMSFL(PMSFL):
             case "local":
                 add, replace = self._step_epsilons()
                 constants |= {
-                    "masks": "noised",
                     "noise_std": self._step_multiplier() * self.clip_norm / facts.batch,
                     "eps_one_round_add_remove": add,
                     "eps_one_round_replace": replace,
                 }
             case "mask":
                 constants |= {
-                    "masks": "noised",
                     "noise_std": self._mask_std(self.count_masked(facts)),
                     "eps_one_round": self._mask_epsilon(facts),
                 }
             case "smashed":
                 constants |= {
-                    "smashed_data": "noised",
                     "noise_scale": self.smashed_scale,
                     "eps_smashed_all_rounds": facts.releases * facts.local_steps * self.budget,
                 }

@@ -205,9 +205,7 @@ class SecureAggregation(Defense):
         secret, seed = (_draw_bytes(client.rng["defense"]) for _ in range(2))
         client.memory[_SECRET], client.memory[_SEED] = secret, seed
         key = public_key(secret).to_bytes(_PUBLIC_BYTES, "big")
-        covers = torch.zeros(0, dtype=torch.bool)
-        box = {_SECRET: secret, _SEED: seed}
-        shares = Sealed(n_bytes=sum(map(len, box.values())), covers=covers, box=box)
+        shares = Sealed(n_bytes=2 * _BYTES, box={_SECRET: secret, _SEED: seed})
         told = Message(kind=_KEY, sender=client.id, receiver=EVERYONE, round=round)
         kept = Message(kind=_SHARES, sender=client.id, receiver=HOLDERS, round=round)
         return [
@@ -334,9 +332,6 @@ class SecureAggregation(Defense):
                 step=self.step,
             ),
         )
-
-    def constants(self, facts: Facts) -> dict[str, float | str]:
-        return {"rounding_step": self.step, "summed": float(facts.sampled)}
 
 
 def _draw_bytes(rng: torch.Generator) -> bytes:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench import models
 from bench.capturing.explaining import explain_difference
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.data.partition import Dealing
@@ -23,8 +22,14 @@ from bench.metrics.answers import tensors_of
 from bench.metrics.floors import floors
 from bench.metrics.named import leak
 from bench.metrics.score import Scores, score
-from bench.models import CONSTANT, Network
-from bench.outside.exports import check_labels, public_of, stem_of, truth_beside
+from bench.models import CONSTANT
+from bench.outside.exports import (
+    check_labels,
+    network_of,
+    public_of,
+    stem_of,
+    truth_beside,
+)
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
 from bench.records import read_json
@@ -204,7 +209,7 @@ def attack_view(
     if settings and len(names) != 1:
         raise UserError(f"settings are of one attack, but {len(names)} were asked for.")
     attacks = {name: registry.attack(name, settings or {}) for name in names}
-    network, lowest = _network(view, model), _floors(view)
+    network, lowest = network_of(view.seen, view.public[0], model), _floors(view)
     known = view.seen.known["defense"]
     defense = registry.defense(known["name"], known["settings"])
     unlike, results = None, []
@@ -277,38 +282,6 @@ def _floors(view: Captured) -> dict[str, list[float]]:
         dealing=Dealing(how="iid", clients=clients, least=samples),
         granted="truth_labels" in view.seen.known,
     )
-
-
-def _network(view: Captured, model: str | nn.Module | None) -> Network:
-    """Return the network that was seen. Raises UserError for another one."""
-    about = view.seen.network
-    settings = dict(about["settings"])
-    name = str(about["name"])
-    if isinstance(model, nn.Module):
-        name = models.hand(model)
-        settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
-    elif model is not None:
-        name = model
-    elif models.is_handed(name) and models.get_held(name) is None:
-        raise UserError(
-            "the view was captured without `named`, so its file does not say what makes the "
-            "network: give --model FILE.py:Net, in Python model=."
-        )
-    network = models.build(
-        name, shape=tuple(about["shape"]), classes=int(about["classes"]), settings=settings
-    )
-    own = network.init(torch.Generator())
-    buffers = network.calibrate(own, view.public[0])
-    seen = {**view.seen.before, **{n: v for n, v in view.seen.buffers.items() if n in buffers}}
-    for part, value in {**own, **{n: v for n, v in buffers.items() if n in seen}}.items():
-        there = list(seen[part].shape) if part in seen else "none"
-        if there != list(value.shape):
-            kind = "parameter" if part in own else "buffer"
-            raise UserError(
-                f"model {name} is not the one that was seen: its {kind} '{part}' is "
-                f"{list(value.shape)}, what was seen has {there}."
-            )
-    return network
 
 
 def save_answer(attacked: Attacked, out: Path) -> Path:

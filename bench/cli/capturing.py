@@ -14,7 +14,7 @@ from bench.cli.reports import publish
 
 if TYPE_CHECKING:
     from bench.capturing.attacking import Attacked, Captured, Tell
-    from bench.outside.scores import Against, Scored
+    from bench.outside.scores import Scored
 
 Folder = Annotated[Path, typer.Argument(help="A result folder.")]
 View = Annotated[int, typer.Option("--view", help="Of recorded rounds: which view, from 0.")]
@@ -59,7 +59,7 @@ def score(
     data_dir: options.DataDir = None,
     download: options.Download = False,
 ) -> None:
-    """Score outside attacks' answers to a cell, and hold them against leakbench's own."""
+    """Score outside attacks' answers to a cell, beside leakbench's own."""
     with options.plain_errors():
         from bench.outside.scores import score_files
         from bench.records import to_json
@@ -72,11 +72,8 @@ def score(
         _print_scores(scored)
 
 
-_RIVALS = {"own": "own", "choice": "choice", "worst": "upper bound"}
-
-
 def _print_scores(scored: Scored) -> None:
-    """Print the figures by metric, and which of leakbench's own these beat."""
+    """Print the figures by metric, with leakbench's own and the floors."""
     from bench.metrics.named import METRICS
     from bench.report.columns import figure, interval_text
 
@@ -89,6 +86,8 @@ def _print_scores(scored: Scored) -> None:
         ]
         others = (
             (f"own: {scored.attack}", beside.own),
+            ("choice of all attacks", beside.choice),
+            ("upper bound", beside.worst),
             ("floor", beside.floor),
             ("floor, told the labels", beside.floor_class_mean),
         )
@@ -101,31 +100,10 @@ def _print_scores(scored: Scored) -> None:
         figures=1,
         title=f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each",
     )
-    against = []
-    for answer in scored.answers:
-        for number, rival in enumerate(answer.against):
-            metric = "" if rival.metric == "ssim" else f"{METRICS[rival.metric].title} "
-            sign = "+" if rival.beats else ""
-            by = f"{metric}{sign}{interval_text(rival.difference, rival.metric)}"
-            than = f"{_RIVALS[rival.rival]}: {rival.attack}"
-            name = answer.file if number == 0 else ""
-            against.append((name, than, by, f"{rival.p:.3g}", _verdict(rival)))
-    options.print_table(
-        ("answer", "than", "by", "p", "verdict"),
-        against,
-        title="\nHow much more than leakbench's own, on the same victims",
-    )
     for answer in scored.answers:
         if answer.failed:
             note = f"{answer.failed} victim(s) failed: scored as the mean public image."
             options.say(f"{answer.file}: {note}")
-
-
-def _verdict(against: Against) -> str:
-    if not against.difference.mean:
-        return "no more, no less"
-    verdict = "beats it" if against.beats else "less"
-    return verdict if against.separated else f"{verdict}, not separated"
 
 
 def merge(

@@ -43,8 +43,7 @@ class Composed(Defense):
                         "so they cannot be combined."
                     )
                 owners[role] = name
-        _refuse_noise_on_bits(self.members)
-        _refuse_changes_of_sums(self.members)
+        _refuse_orders(self.members)
         self.requires = frozenset().union(*(m.requires for m in self.members.values()))
         self.owns = frozenset(owners)
         self.only_sums = any(m.only_sums for m in self.members.values())
@@ -75,8 +74,9 @@ for _hook in HOOKS:
     setattr(Composed, _hook.name, _chain(_hook))
 
 
-def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:
-    sampler = None
+def _refuse_orders(members: Mapping[str, Defense]) -> None:
+    """Raise UserError for a member that acts on what an earlier one has sampled or sealed."""
+    sampler = sealer = None
     for name, member in members.items():
         acting = [m for m in member.mechanisms_in(Round()) if m.of in UPLOAD_KINDS]
         if sampler and not all(m.scores for m in acting):
@@ -84,18 +84,11 @@ def _refuse_noise_on_bits(members: Mapping[str, Defense]) -> None:
                 f"defense '{name}' perturbs uploads of which '{sampler}' has made sampled bits or "
                 f"probabilities; combine them as '{name}+{sampler}'."
             )
-        if any(m.scores for m in acting):
-            sampler = name
-
-
-def _refuse_changes_of_sums(members: Mapping[str, Defense]) -> None:
-    sealer = None
-    for name, member in members.items():
         if sealer and overrides(member, "upload"):
             raise UserError(
                 f"defense '{name}' comes after '{sealer}', which has sealed every upload, so that "
                 f"it would change nothing of the sum that the server reads; combine them as "
                 f"'{name}+{sealer}'."
             )
-        if member.only_sums:
-            sealer = name
+        sampler = name if any(m.scores for m in acting) else sampler
+        sealer = name if member.only_sums else sealer

@@ -77,12 +77,12 @@ class Sealed:
 
     Attributes:
         n_bytes: Its size.
-        covers: A bool tensor of the coordinates that it stands for.
+        covers: A bool tensor of the coordinates that it stands for, empty where of none.
         box: Whatever the key holder can open; the wire's log drops it.
     """
 
     n_bytes: int
-    covers: Tensor
+    covers: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     box: Any = None
 
 

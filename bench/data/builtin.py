@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from bench.data.dataset import Dataset, from_arrays
-from bench.errors import UserError
 from bench.seeding import numpy_generator
 
 FORMS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
@@ -67,19 +68,19 @@ def _photograph(name: str) -> np.ndarray:
     return getattr(data, name)()[..., :3]
 
 
-def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
+MOST_TILES = 400
+"""Of a photograph."""
+
+
+def photos(*, seed: int, size: Literal[16, 32] = 16) -> Dataset:
     """Colour tiles cut without overlap from ten photographs; the class is the photograph.
 
     Flat tiles (standard deviation below 0.05) and near-duplicates (mean absolute difference
     below 0.02 to an earlier tile) are left out. Each photograph is split by place into bands
     (60 % training, 20 % test, 20 % auxiliary, direction from the seed), since a random split
     puts neighbours of a training tile into the test and inflates accuracy by a tenth.
-    At most per_class tiles of a photograph are kept.
+    At most `MOST_TILES` of a photograph are kept.
     """
-    if size not in (16, 32):
-        raise UserError(f"photos has tiles of size 16 or 32, got size={size}.")
-    if per_class < 20:
-        raise UserError(f"per_class of photos must be >= 20, got {per_class}.")
     rng = numpy_generator(seed, "split", "photos")
     parts: tuple[list, list, list] = ([], [], [])
     for label, name in enumerate(PHOTOGRAPHS):
@@ -90,7 +91,7 @@ def photos(*, seed: int, size: int = 16, per_class: int = 400) -> Dataset:
         before = np.searchsorted(np.sort(line), line) / len(line)
         for part, low, high in zip(parts, (0.0, 0.6, 0.8), (0.6, 0.8, 1.0), strict=True):
             members = rng.permutation(np.flatnonzero((before >= low) & (before < high)))
-            members = members[: round(per_class * (high - low))]
+            members = members[: round(MOST_TILES * (high - low))]
             part.extend((tiles[i], label) for i in members)
     train, test, aux = ((np.stack([t for t, _ in p]), np.array([c for _, c in p])) for p in parts)
     return from_arrays(name="photos", train=train, test=test, aux=aux, class_names=PHOTOGRAPHS)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,10 +195,10 @@ def from_arrays(
     Raises:
         UserError: For too small a side.
     """
-    parts = [(images_to_tensor(x, size=size), labels_to_tensor(y)) for x, y in (train, test, aux)]
-    return _from_parts(
-        parts,
-        (train_clients, aux_clients),
+    return _convert_parts(
+        partial(images_to_tensor, size=size),
+        {"train": train, "test": test, "aux": aux},
+        {"train": train_clients, "aux": aux_clients},
         name=name,
         task="image",
         class_names=class_names,
@@ -244,14 +245,15 @@ def from_features(
     for first, last in categorical:
         numeric[first:last] = False
     mean, std = np.where(numeric, mean, 0), np.where(numeric & (std > 0), std, 1)
-    with np.errstate(all="ignore"):  # what overflows is found by `check_dataset`
-        parts = [
-            (torch.from_numpy(((x - mean) / std).astype(np.float32)), labels_to_tensor(y))
-            for x, y in (train, test, aux)
-        ]
-    return _from_parts(
-        parts,
-        (train_clients, aux_clients),
+
+    def standardise(x: np.ndarray) -> Tensor:
+        with np.errstate(all="ignore"):  # what overflows is found by `check_dataset`
+            return torch.from_numpy(((x - mean) / std).astype(np.float32))
+
+    return _convert_parts(
+        standardise,
+        {"train": train, "test": test, "aux": aux},
+        {"train": train_clients, "aux": aux_clients},
         name=name,
         task="tabular" if public.ndim == 2 else "signal",
         class_names=class_names,
@@ -259,26 +261,19 @@ def from_features(
     )
 
 
-def _from_parts(
-    parts: Sequence[tuple[Tensor, Tensor]],
-    clients: tuple[np.ndarray | None, np.ndarray | None],
+def _convert_parts(
+    convert: Callable[[np.ndarray], Tensor],
+    parts: Mapping[str, Labelled],
+    clients: Mapping[str, np.ndarray | None],
     **more: Any,
 ) -> Dataset:
-    """Make a data set of training, test and auxiliary samples with labels, and the owners of the
-    training and auxiliary ones. more: the other fields."""
-    (tx, ty), (vx, vy), (ax, ay) = parts
-    whose_train, whose_aux = (None if c is None else labels_to_tensor(c) for c in clients)
-    return Dataset(
-        train_x=tx,
-        train_y=ty,
-        test_x=vx,
-        test_y=vy,
-        aux_x=ax,
-        aux_y=ay,
-        train_clients=whose_train,
-        aux_clients=whose_aux,
-        **more,
-    )
+    """Make a data set of its parts with labels, and the owners of samples, by the parts' names.
+    more: the other fields."""
+    for part, (x, y) in parts.items():
+        more |= {f"{part}_x": convert(x), f"{part}_y": labels_to_tensor(y)}
+    for part, owners in clients.items():
+        more[f"{part}_clients"] = None if owners is None else labels_to_tensor(owners)
+    return Dataset(**more)
 
 
 def split(

@@ -70,11 +70,9 @@ def dirichlet(
         Disjoint index arrays that cover all samples, one per client.
 
     Raises:
-        UserError: If there are too few samples, or alpha is not positive.
+        UserError: If there are too few samples.
     """
     _check(labels, clients * minimum)
-    if not alpha > 0:
-        raise UserError(f"alpha must be > 0 (Dirichlet concentration), got {alpha}.")
     shares: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

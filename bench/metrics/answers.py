@@ -12,6 +12,8 @@ from bench.contract.attack import Reconstruction
 
 FIELDS = ("images", "labels", "label_counts", "failed")
 """What of an answer is scored."""
+_ROUNDING = 1e-3
+"""By which an image may leave [0, 1], where scoring cuts it off."""
 
 
 def validate_answer(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
@@ -50,6 +52,39 @@ def _check_shape(value: Tensor | None, shape: tuple[int, ...], what: str) -> Ten
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"the attack's {what} must be a tensor {list(shape)}, got {got}.")
     return value.detach().cpu()
+
+
+def check_values(answer: Reconstruction, *, is_image: bool) -> None:
+    """Raise ValueError for values that scoring would convert, or count as no answer: numbers of the
+    wrong kind, and images that are not finite or leave [0, 1].
+
+    answer: As `validate_answer` returns it.
+    """
+    for name in ("labels", "label_counts"):
+        value: Tensor | None = getattr(answer, name)
+        if value is not None and (value.is_floating_point() or value.dtype == torch.bool):
+            raise ValueError(f"{name} must be whole numbers, got {value.dtype}.")
+    images, failed = answer.images, answer.failed
+    if failed is not None and failed.dtype != torch.bool:
+        raise ValueError(f"failed must be bool [{len(failed)}], got {failed.dtype}.")
+    if images is None:
+        return
+    if not images.is_floating_point():
+        hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
+        raise ValueError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1)
+    if failed is not None:
+        bad, images = bad & ~failed, images[~failed]
+    if bool(bad.any()):
+        which = ", ".join(map(str, bad.nonzero().flatten().tolist()))
+        raise ValueError(
+            f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
+            "in a bool array 'failed'."
+        )
+    if is_image and images.numel():
+        low, high = float(images.min()), float(images.max())
+        if low < -_ROUNDING or high > 1 + _ROUNDING:
+            raise ValueError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
 
 
 def tensors_of(answer: Reconstruction) -> dict[str, Tensor]:

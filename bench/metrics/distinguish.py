@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
-from bench.protocols.settings import LEAST_DRAWS
-
 Array = NDArray[np.float64]
 Score = Callable[[Array], Array]
 _SINGLES, _TOGETHER, _BINS = 8, 64, 16
@@ -70,24 +68,11 @@ def separate(a: Array, b: Array, *, confidence: float, delta: float = 0.0) -> Se
     A quarter of the rows fits statistics, a quarter chooses one with a threshold, half certifies.
 
     Args:
-        a: Independent draws of one output, a row each.
+        a: Independent draws of one output, a row each, finite and at least 100.
         b: As many of the other.
         confidence: That the bounds hold together.
         delta: At which the threshold is to show the largest epsilon.
-
-    Raises:
-        ValueError: For samples of different shapes, fewer than 100 draws, values that are not
-            finite, or a confidence outside (0, 1).
     """
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 2:
-        raise ValueError(f"expected two samples [n, F] alike, got {a.shape} and {b.shape}.")
-    if len(a) < LEAST_DRAWS:
-        raise ValueError(f"draws must be >= {LEAST_DRAWS} per input, got {len(a)}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence}.")
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("an audited output must be finite, got inf or nan.")
     miss = (1 - confidence) / 2
     half = len(a) // 2
     fit, choose = slice(half // 2), slice(half // 2, half)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 
 from bench.errors import UserError
 from bench.models.network import Shape, Stages, chain, positive
-from bench.models.transformers import FlatGrid, MeanToken, Positions, _twice_differentiable
+from bench.models.transformers import FlatGrid, Positions, encoder
 
 
 class Unsqueezed(nn.Module):
@@ -39,23 +37,10 @@ def har_transformer(
             f"model har_transformer needs signals whose length is divisible by its patch {patch}, "
             f"got samples of shape {list(shape)}."
         )
-    if dim % heads:
-        raise UserError(
-            f"dim of model har_transformer must be divisible by its heads {heads}, got {dim}."
-        )
-
-    from timm.models.vision_transformer import Block
-
-    stages: Stages = OrderedDict(
-        embed=chain(
-            signal=Unsqueezed(),
-            patches=nn.Conv2d(channels, dim, (1, patch), stride=(1, patch)),
-            flat=FlatGrid(),
-            positions=Positions(length // patch, dim),
-        )
+    embed = chain(
+        signal=Unsqueezed(),
+        patches=nn.Conv2d(channels, dim, (1, patch), stride=(1, patch)),
+        flat=FlatGrid(),
+        positions=Positions(length // patch, dim),
     )
-    for i in range(1, depth + 1):
-        stages[f"block{i}"] = _twice_differentiable(Block(dim, heads, qkv_bias=True))
-    stages["pool"] = chain(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken())
-    stages["head"] = nn.Identity()
-    return stages
+    return encoder("har_transformer", embed, dim=dim, depth=depth, heads=heads)

@@ -122,16 +122,25 @@ def _vit(model: str, shape: Shape, *, dim: int, depth: int, heads: int, patch: i
             f"model {model} needs image sides divisible by its patch {patch}, got samples of "
             f"shape {list(shape)}."
         )
+
+    from timm.layers import PatchEmbed
+
+    patches = PatchEmbed((height, width), patch, channels, dim)
+    embed = chain(patches=patches, positions=Positions(patches.num_patches, dim))
+    return encoder(model, embed, dim=dim, depth=depth, heads=heads)
+
+
+def encoder(model: str, embed: nn.Module, *, dim: int, depth: int, heads: int) -> Stages:
+    """The stages of a transformer encoder whose tokens [B, N, dim] `embed` gives, their mean last.
+
+    Raises UserError for a dim that the heads cannot share.
+    """
     if dim % heads:
         raise UserError(f"dim of model {model} must be divisible by its heads {heads}, got {dim}.")
 
-    from timm.layers import PatchEmbed
     from timm.models.vision_transformer import Block
 
-    patches = PatchEmbed((height, width), patch, channels, dim)
-    stages: Stages = OrderedDict(
-        embed=chain(patches=patches, positions=Positions(patches.num_patches, dim))
-    )
+    stages: Stages = OrderedDict(embed=embed)
     for i in range(1, depth + 1):
         stages[f"block{i}"] = _twice_differentiable(Block(dim, heads, qkv_bias=True))
     stages["pool"] = chain(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken())

@@ -12,12 +12,9 @@ from torch import Tensor
 from bench.arrays import read_arrays
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
-from bench.metrics.answers import FIELDS, answer_of, validate_answer
+from bench.metrics.answers import FIELDS, answer_of, check_values, validate_answer
 from bench.names import did_you_mean
 from bench.protocols.export import UNREADABLE, load_tensors
-
-_ROUNDING = 1e-6
-"""By which an image may leave [0, 1]."""
 
 
 def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruction:
@@ -38,7 +35,8 @@ def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruc
             tensors[name] = tensors[name].unsqueeze(1)  # K = 1 may be left out
     try:
         answer = validate_answer(answer_of(tensors), tuple(x.shape), classes)
-        return _check_values(answer, *y.shape, is_image=x.ndim == 5)
+        check_values(answer, is_image=x.ndim == 5)
+        return _count_whole(answer, *y.shape)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 
@@ -69,17 +67,11 @@ def _as_tensor(path: Path, name: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype))
 
 
-def _check_values(
-    answer: Reconstruction, victims: int, samples: int, *, is_image: bool
-) -> Reconstruction:
+def _count_whole(answer: Reconstruction, victims: int, samples: int) -> Reconstruction:
     """Return the answer with whole numbers as int64; counts of victims without an answer name no
     label."""
     missing = torch.zeros(victims, dtype=torch.bool) if answer.failed is None else answer.failed
-    if missing.dtype != torch.bool:
-        raise UserError(f"failed must be bool [{victims}], got {missing.dtype}.")
-    if answer.images is not None:
-        _check_images(answer.images, missing, is_image=is_image)
-    labels, counts = (_as_whole_numbers(answer, name) for name in ("labels", "label_counts"))
+    labels, counts = (v if v is None else v.long() for v in (answer.labels, answer.label_counts))
     if counts is not None:
         sums = counts.sum(dim=1)
         wrong = ((sums != samples) & ~missing).nonzero().flatten().tolist()
@@ -91,30 +83,3 @@ def _check_values(
             )
         counts = torch.where(missing[:, None], 0, counts)
     return replace(answer, labels=labels, label_counts=counts)
-
-
-def _as_whole_numbers(answer: Reconstruction, name: str) -> Tensor | None:
-    value: Tensor | None = getattr(answer, name)
-    if value is None:
-        return None
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise UserError(f"{name} must be whole numbers, got {value.dtype}.")
-    return value.long()
-
-
-def _check_images(images: Tensor, missing: Tensor, *, is_image: bool) -> None:
-    if not images.is_floating_point():
-        hint = " of bytes divided by 255" if images.dtype == torch.uint8 else ""
-        raise UserError(f"images must be floating-point numbers{hint}, got {images.dtype}.")
-    bad = ~torch.isfinite(images).flatten(1).all(dim=1) & ~missing
-    if bool(bad.any()):
-        which = ", ".join(str(int(i)) for i in bad.nonzero().flatten())
-        raise UserError(
-            f"images of victim(s) {which} hold NaN or infinities; mark victims without an answer "
-            "in a bool array 'failed'."
-        )
-    kept = images[~missing]
-    if is_image and kept.numel():
-        low, high = float(kept.min()), float(kept.max())
-        if low < -_ROUNDING or high > 1 + _ROUNDING:
-            raise UserError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")

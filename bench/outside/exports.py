@@ -282,8 +282,8 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     seen = load_seen(base)
     public_x, public_y = public_of(base, seen)
     about = read_json(base.with_name(f"{base.name}.json"), links=True)
-    files = tuple(map(Path, plugins))
-    *earlier, last = (_module(release, files) for release in seen.releases)
+    network, files = network_of(seen, public_x), tuple(map(Path, plugins))
+    *earlier, last = (_module(release, network, files) for release in seen.releases)
     return OpenExport(
         seen=seen,
         about=about,
@@ -294,24 +294,46 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     )
 
 
-def _module(seen: Seen, plugins: tuple[Path, ...]) -> NetworkModule:
+def _module(seen: Seen, network: Network, plugins: tuple[Path, ...]) -> NetworkModule:
     """The network as the clients of one observed round began with it."""
-    about = seen.network
-    network = models.build(
-        about["name"],
-        shape=tuple(about["shape"]),
-        classes=about["classes"],
-        settings=about["settings"],
-    )
     named = seen.known["defense"]
     defense = registry_for(plugins).defense(named["name"], named["settings"])
     weights = defense.mean_realize(defense.receive(seen.before, seen.const), seen.const)
     own = network.init(torch.Generator())  # what a defense adds is no parameter of the network
-    odd = next((n for n, v in own.items() if n not in weights or weights[n].shape != v.shape), None)
-    if odd is not None:
-        raise UserError(
-            f"model {about['name']} is not the one that was seen, which has no parameter '{odd}' "
-            f"{list(own[odd].shape)}."
-        )
     module = NetworkModule(network, {n: weights[n] for n in own}, seen.buffers)
     return module.train(seen.known["mode"] == "train")
+
+
+def network_of(seen: Seen, public_x: Tensor, model: str | nn.Module | None = None) -> Network:
+    """Return the network that was seen. Raises UserError for another one.
+
+    model: What makes it, as a suite names it, or itself; None: as the view's file says.
+    """
+    about = seen.network
+    settings = dict(about["settings"])
+    name = str(about["name"])
+    if isinstance(model, nn.Module):
+        name = models.hand(model)
+        settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
+    elif model is not None:
+        name = model
+    elif models.is_handed(name) and models.get_held(name) is None:
+        raise UserError(
+            "the view was captured without `named`, so its file does not say what makes the "
+            "network: give --model FILE.py:Net, in Python model=."
+        )
+    network = models.build(
+        name, shape=tuple(about["shape"]), classes=int(about["classes"]), settings=settings
+    )
+    own = network.init(torch.Generator())
+    buffers = network.calibrate(own, public_x)
+    known = {**seen.before, **{n: v for n, v in seen.buffers.items() if n in buffers}}
+    for part, value in {**own, **{n: v for n, v in buffers.items() if n in known}}.items():
+        there = list(known[part].shape) if part in known else "none"
+        if there != list(value.shape):
+            kind = "parameter" if part in own else "buffer"
+            raise UserError(
+                f"model {name} is not the one that was seen: its {kind} '{part}' is "
+                f"{list(value.shape)}, what was seen has {there}."
+            )
+    return network

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -15,21 +14,13 @@ from bench.harness.environment import Environment, dataset_of
 from bench.harness.scoring import floors_of, truth_of
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval, interval_of
-from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
-from bench.metrics.paired import ALPHA, differences
+from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of
 from bench.metrics.score import score
 from bench.outside.answers import read_answer
 from bench.outside.exports import observation, stem_of, truth_beside
 from bench.records import AttackRecord, Run, read_json
 from bench.report.choosing import find
-from bench.report.entries import LEAK_METRICS, select_answers, values_of
-
-Rival = Literal["own", "choice", "worst"]
-"""Leakbench's own attack of the cell; over all attacks on the same victims, the attacker's choice,
-and the upper bound by the truth."""
-
-_SAME = 1e-6
-"""By which figures may differ, MSE relatively, that images of single precision hold apart."""
+from bench.report.entries import select_answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,37 +29,17 @@ class Beside:
 
     Attributes:
         own: Mean of leakbench's own attack.
+        choice: Of what an attacker keeps of all of leakbench's attacks on the same victims.
+        worst: Of the best of these by the truth, an upper bound.
         floor: Of what needs no leak.
         floor_class_mean: The same given the true label.
     """
 
     own: float | None
+    choice: float | None
+    worst: float | None
     floor: float | None
     floor_class_mean: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Against:
-    """An outside answer against what leakbench's attacks rebuilt of the same victims.
-
-    Attributes:
-        rival: Which of leakbench's answers.
-        attack: The one that these are of; of several the one that is taken for most victims.
-        metric: By which the two are compared.
-        difference: How much more the outside answer leaks, mean over victims: by how much its SSIM
-            is higher, or its MSE lower. Figures that agree to 1e-6 count as equal.
-        p: Of a paired t-test over the victims of this one training.
-        beats: Whether the outside answer leaks more.
-        separated: Whether the test tells the two apart.
-    """
-
-    rival: Rival
-    attack: str
-    metric: str
-    difference: Interval
-    p: float
-    beats: bool
-    separated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +50,12 @@ class OutsideAnswer:
         file: As it was given.
         failed: Victims without an answer, scored as the mean public image.
         figures: Metric -> mean over victims.
-        against: The answer against leakbench's own, those that there are.
         values: Metric -> one figure per victim.
     """
 
     file: str
     failed: int
     figures: Mapping[str, Interval]
-    against: tuple[Against, ...]
     values: Mapping[str, list[float]]
 
 
@@ -101,7 +70,7 @@ class Scored:
         victims: How many.
         samples: Of each victim.
         answers: In the order of the files.
-        beside: Metric of any answer -> leakbench's own attack and the floors.
+        beside: Metric of any answer -> leakbench's own attacks and the floors.
         floors: Metric -> one figure per victim of what needs no leak.
     """
 
@@ -158,7 +127,6 @@ def score_files(
                 file=str(path),
                 failed=scores.failed,
                 figures={n: _interval(v, n) for n, v in scores.values.items()},
-                against=_compare(scores.values, records, chosen.label),
                 values=scores.values,
             )
         )
@@ -175,6 +143,8 @@ def score_files(
         beside={
             name: Beside(
                 own=_mean(own.get(name)),
+                choice=_mean_of_all(records, name, by_truth=False),
+                worst=_mean_of_all(records, name, by_truth=True),
                 floor=_mean(floors.get(name)),
                 floor_class_mean=_mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
             )
@@ -190,43 +160,12 @@ def _interval(values: list[float], metric: str) -> Interval:
     return interval
 
 
-def _compare(
-    values: Mapping[str, list[float]], records: Mapping[str, AttackRecord], own: str
-) -> tuple[Against, ...]:
-    """Compare an answer's figures with leakbench's of the same victims: its own attack by
-    SSIM, MSE or LnAcc, the first that it has, the others by the first metric of a worst case."""
-    rivals: list[tuple[Rival, str, str, np.ndarray]] = []
-    measured = records[own].values if own in records else {}
-    own_metric = next((m for m in (*LEAK_METRICS, "lnacc") if m in measured), None)
-    if own_metric is not None:
-        rivals.append(("own", own, own_metric, values_of(records[own], own_metric)))
-    whose: tuple[tuple[Rival, bool], ...] = (("choice", False), ("worst", True))
-    for rival, by_truth in whose:
-        cases = ((m, select_answers(records, m, by_truth=by_truth)) for m in LEAK_METRICS)
-        metric, case = next((case for case in cases if case[1]), ("", None))
-        if case is not None:
-            best, names = case
-            rivals.append((rival, max(records, key=names.count), metric, best))
-    comparisons = []
-    for rival, attack, metric, theirs in rivals:
-        if metric in values and np.isfinite(values[metric]).all():  # errors of records may be inf
-            ours = np.array(values[metric])
-            same = np.isclose(ours, theirs, rtol=_SAME, atol=0 if metric == "mse" else _SAME)
-            more = np.where(same, 0.0, sign_of(metric) * (ours - theirs))
-            test = differences([{0: more}, {0: np.zeros_like(more)}], reference=1)[0]
-            assert test is not None  # both have the same victims
-            comparisons.append(
-                Against(
-                    rival=rival,
-                    attack=attack,
-                    metric=metric,
-                    difference=test.interval,
-                    p=test.p,
-                    beats=test.interval.mean > 0,
-                    separated=test.p <= ALPHA,
-                )
-            )
-    return tuple(comparisons)
+def _mean_of_all(
+    records: Mapping[str, AttackRecord], metric: str, *, by_truth: bool
+) -> float | None:
+    """Return the mean of `select_answers` over the victims."""
+    selected = select_answers(records, metric, by_truth=by_truth)
+    return None if selected is None else float(selected[0].mean())
 
 
 def _mean(values: list[float] | None) -> float | None:

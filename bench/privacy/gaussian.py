@@ -14,12 +14,7 @@ from scipy import optimize, special
 
 
 def gaussian_delta(*, mu: float, epsilon: float) -> float:
-    """Smallest delta of N(0, 1) against N(mu, 1) at `epsilon`; any real epsilon, mu >= 0.
-
-    Raises ValueError for a mu that is negative or not a number.
-    """
-    if not mu >= 0:
-        raise ValueError(f"mu must be >= 0 (sensitivity over std), got {mu}.")
+    """Smallest delta of N(0, 1) against N(mu, 1) at `epsilon`; any real epsilon, mu >= 0."""
     if mu == 0:
         return max(0.0, -math.expm1(epsilon))
     if math.isinf(mu):
@@ -36,8 +31,6 @@ def gaussian_delta(*, mu: float, epsilon: float) -> float:
 def exact_gaussian_epsilon(*, mu: float, delta: float) -> float:
     """Return the smallest epsilon >= 0 of N(0, 1) against N(mu, 1) at `delta` in (0, 1); inf for mu
     = inf."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
     if math.isinf(mu):
         return math.inf
     if gaussian_delta(mu=mu, epsilon=0.0) <= delta:
@@ -63,10 +56,6 @@ def gaussian_std(*, sensitivity: float, epsilon: float, delta: float) -> float:
     Valid for every epsilon > 0, unlike sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for
     epsilon <= 1. Source: the analytic Gaussian mechanism of Balle, Wang.
     """
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be > 0, got {epsilon}.")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}.")
     return sensitivity / _largest_mu(epsilon, delta)
 
 

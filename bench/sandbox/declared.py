@@ -25,7 +25,7 @@ from bench.contract.messages import UPLOAD_KINDS
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.findings import Broken, NotChecked
-from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, upload_pair
+from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, pairs_of_round
 from bench.seeding import generator
 
 _VALUES = 20_000
@@ -120,7 +120,7 @@ class MessageCheck:
         if not all(bool(v.isfinite().all()) for v in sent):
             yield "values are sent that are not finite, though what was trained is"
             return
-        by_client = cache(partial(_pairs_of, result))  # for several tests, by kind
+        by_client = cache(partial(pairs_of_round, result))  # for several tests, by kind
 
         def pairs_of(kind: str) -> list[Pair]:
             return [pair for pairs in by_client(kind).values() for pair in pairs]
@@ -192,18 +192,6 @@ def _fingerprint(client: Client) -> str:
     """Of a client's samples and labels."""
     parts = (client.x, client.y)
     return sha256(b"".join(v.cpu().numpy().tobytes() for v in parts)).hexdigest()
-
-
-def _pairs_of(result: RoundResult, kind: str) -> dict[str, list[Pair]]:
-    """The watched clients' uploads before and after their defense."""
-    return {
-        client: [
-            upload_pair(plain, sent, base=result.received[client], lr=result.lr, kind=kind)
-            for sent in result.sent[client]
-            if sent.kind in UPLOAD_KINDS
-        ]
-        for client, plain in result.trained.items()
-    }
 
 
 def _find_change(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:

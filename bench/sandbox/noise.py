@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
+from bench.protocols.federation import RoundResult
 from bench.sandbox.findings import Broken, NotChecked
 
 FALSE_ALARM = 1e-6
@@ -56,13 +57,26 @@ class Pair:
     base: State | None = None
 
 
-def upload_pair(message: Message, out: Message, *, base: State, lr: float, kind: str) -> Pair:
-    """An upload before and after the defense, both expressed as the mechanism's kind."""
-    return Pair(
-        given=as_kind(message, kind, base=base, lr=lr).parts,  # type: ignore[arg-type]
-        sent=as_kind(out, kind, base=base, lr=lr).parts,  # type: ignore[arg-type]
-        base=base,
-    )
+def pairs_of_round(result: RoundResult, kind: str) -> dict[str, list[Pair]]:
+    """The watched clients' uploads before and after their defense, expressed as the mechanism's
+    kind."""
+
+    def express(message: Message, client: str) -> Mapping[str, Part]:
+        base = result.received[client]
+        return as_kind(message, kind, base=base, lr=result.lr).parts  # type: ignore[arg-type]
+
+    return {
+        client: [
+            Pair(
+                given=express(plain, client),
+                sent=express(sent, client),
+                base=result.received[client],
+            )
+            for sent in result.sent[client]
+            if sent.kind in UPLOAD_KINDS
+        ]
+        for client, plain in result.trained.items()
+    }
 
 
 def checks_of(

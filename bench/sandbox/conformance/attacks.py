@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.contract.defense import Defense
-from bench.data.dataset import Dataset
-from bench.metrics.answers import validate_answer
+from bench.metrics.answers import check_values, validate_answer
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, class_cases, skip
@@ -42,23 +40,20 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One observed round and its truth, which the attack is not given. Truth and public samples are
-    from the data set."""
+    """One observed round of digits, and its truth, which the attack is not given."""
 
     name: str
     seen: Seen
     truth: Truth
     network: Network
-    dataset: Dataset
 
 
 def scenes() -> Iterator[Scene]:
     """Observations of digits under no defense, one per protocol and batch size."""
-    dataset = digits()
     for ground, batch in _SCENES:
         seen, truth, network = observe_round(Defense(), ground, batch=batch, victims=VICTIMS)
         name = f"{ground.name}, {ground.model}, batch {batch}"
-        yield Scene(name=name, seen=seen, truth=truth, network=network, dataset=dataset)
+        yield Scene(name=name, seen=seen, truth=truth, network=network)
 
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
@@ -67,7 +62,7 @@ def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -
     rehearsals = Rehearsals(
         seen=scene.seen, network=network, defense=Defense(), rng=rng, device=CPU
     )
-    public = scene.dataset.aux_x[:auxiliary], scene.dataset.aux_y[:auxiliary]
+    public = digits().aux_x[:auxiliary], digits().aux_y[:auxiliary]
     return rehearsals.context(public, budget=budget)
 
 
@@ -176,34 +171,17 @@ def check_budget(trial: Trial) -> str:
 
 def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reconstruction:
     """The answer, if it holds what it should, in the right dtypes, shapes and ranges."""
-    shape, classes = scene.dataset.shape, scene.dataset.classes
+    shape, classes = scene.network.shape, scene.network.classes
     if not isinstance(answer, Reconstruction):
         got = "None" if answer is None else f"a {type(answer).__name__}"
         raise Broken(f"run returned {got}, expected a Reconstruction.")
     try:
-        validate_answer(answer, (*scene.truth.y.shape, *shape), classes)
+        checked = validate_answer(answer, (*scene.truth.y.shape, *shape), classes)
+        check_values(checked, is_image=len(shape) == 3)
     except ValueError as error:
         raise Broken(f"run gave what cannot be scored: {error}") from error
-    for problem in _problems(answer, recovers, len(shape)):
-        raise Broken(f"run {problem}.")
+    for what, field_ in {"images": "images", "labels": "labels", "counts": "label_counts"}.items():
+        given = getattr(answer, field_) is not None
+        require(given or what not in recovers, f"run gave no {what}, which `recovers` promises.")
+        require(what in recovers or not given, f"run gave {what}, which `recovers` does not name.")
     return answer
-
-
-def _problems(a: Reconstruction, recovers: frozenset[str], dimensions: int) -> Iterator[str]:
-    given = {"images": a.images, "labels": a.labels, "counts": a.label_counts}
-    for what, value in given.items():
-        if value is None and what in recovers:
-            yield f"gave no {what}, which `recovers` promises"
-        if value is not None and what not in recovers:
-            yield f"gave {what}, which `recovers` does not name"
-        expected = "float" if what == "images" else "int64"
-        if value is not None and expected not in str(value.dtype):
-            yield f"gave {what} as {value.dtype}, expected {expected}"
-    if a.images is not None:
-        images = a.images if a.failed is None else a.images[~a.failed]
-        if not bool(torch.isfinite(images).all()):
-            yield "gave images with NaN or infinite values, and did not call these victims failed"
-        elif dimensions == 3 and images.numel():
-            low, high = float(images.min()), float(images.max())
-            if low < -1e-3 or high > 1 + 1e-3:
-                yield f"gave images with values in [{low:.3g}, {high:.3g}], expected [0, 1]"

@@ -16,7 +16,7 @@ from bench.contract.defense import Client, Defense
 from bench.contract.messages import SERVER, Message, State
 from bench.data.dataset import Dataset
 from bench.models import Network, build
-from bench.protocols.federation import Federation
+from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import Truth, observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
@@ -82,11 +82,13 @@ class Played:
     """Some rounds of one federation: state and clients as they are after them.
 
     Attributes:
+        results: The rounds.
         seen: What the server received, round by round.
         used: Each client's samples in the last round.
         defense: The watched copy that played.
     """
 
+    results: Sequence[RoundResult]
     seen: Sequence[tuple[Message, ...]]
     state: State
     clients: Sequence[Client]
@@ -141,6 +143,7 @@ def play(
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
     return Played(
+        results=results,
         seen=[r.wire.messages_for(SERVER) for r in results],
         state=federation.state,
         clients=federation.clients,

@@ -33,7 +33,7 @@ from bench.sandbox.conformance.playground import (
 from bench.sandbox.conformance.watching import Watch, watch_defense
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import PluginFault
-from bench.sandbox.noise import Pair, checks_of, upload_pair
+from bench.sandbox.noise import Pair, checks_of, pairs_of_round
 from bench.seeding import generator
 
 _ROUNDS, _LABEL_ROUNDS, _STEPS = 4, 40, 8
@@ -66,23 +66,11 @@ def pairs_of(defense: Defense, of: str, *, split: Ground, whole: Ground) -> Sequ
         return _play_pairs(defense, of, split)
     if "gradient" in defense.owns and not overrides(defense, "upload"):
         return _steps(defense, whole)
-    pairs: list[Pair] = []
-
-    def listen(arguments: tuple[Any, ...], result: Any) -> None:
-        messages, local, _ = arguments
-        given = next(m for m in messages if m.kind in UPLOAD_KINDS)
-        pairs.extend(
-            upload_pair(given, sent, base=local.broadcast, lr=local.lr, kind=of)
-            for sent in result
-            if sent.kind in UPLOAD_KINDS
-        )
-
-    play(defense, whole, watch=Watch(listeners={"upload": listen}), rounds=_ROUNDS)
+    rounds = list(play(defense, whole, rounds=_ROUNDS).results)
     if any(float(m.apply(torch.full((1, 1000), _FAR))[0, 0]) < _FAR
            for m in defense.mechanisms_in(Round()) if m.of == of):  # fmt: skip
-        watch = Watch(listeners={"upload": listen})
-        play(defense, whole, watch=watch, rounds=1, draws=1, lr=_LONG_LR)
-    return pairs
+        rounds += play(defense, whole, rounds=1, draws=1, lr=_LONG_LR).results
+    return [p for r in rounds for pairs in pairs_of_round(r, of).values() for p in pairs]
 
 
 def _play_pairs(defense: Defense, hook: str, ground: Ground) -> list[Pair]:
