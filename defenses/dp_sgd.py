@@ -84,6 +84,7 @@ class DPSGD(Defense):
             Gaussian(
                 sensitivity=2 * self.clip_norm,
                 std=self.noise_multiplier * self.clip_norm,
+                unit="record",
                 count=uses_of_a_record(facts),
             ),
         )

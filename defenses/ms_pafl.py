@@ -192,7 +192,9 @@ class MSPAFL(Defense):
         sees who uploads, and a record once sampled stays in the private half and moves later
         uploads (CLAIMS: Theorems 2-4 are violated)."""
         return (
-            Gaussian(sensitivity=2 * self.clip_norm, std=self.std, count=facts.releases),
+            Gaussian(
+                sensitivity=2 * self.clip_norm, std=self.std, unit="record", count=facts.releases
+            ),
             Withheld(what="the private parameters"),
         )
 

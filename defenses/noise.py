@@ -91,6 +91,7 @@ class GaussianUpdate(_ClippedNoise):
             Gaussian(
                 sensitivity=2 * self.clip_norm,
                 std=self.level,
+                unit="record",
                 count=facts.releases,
                 largest=self.clip_norm,
             ),
@@ -127,7 +128,14 @@ class LaplaceUpdate(_ClippedNoise):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record moves a clipped update by up to 2 clip_norm in L1."""
-        return (Laplace(sensitivity=2 * self.clip_norm, scale=self.level, count=facts.releases),)
+        return (
+            Laplace(
+                sensitivity=2 * self.clip_norm,
+                scale=self.level,
+                unit="record",
+                count=facts.releases,
+            ),
+        )
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"noise_scale": self.level, "noise_std": self.level * 2**0.5}

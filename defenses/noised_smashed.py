@@ -152,12 +152,16 @@ class NoisedSmashed(Defense):
         else:
             assert self.smashed_size is not None
             width = self.clip * math.sqrt(self.worst_share(facts) * self.smashed_size)
-            events.append(Gaussian(sensitivity=width, std=self.smashed_std, count=count))
+            events.append(
+                Gaussian(sensitivity=width, std=self.smashed_std, unit="record", count=count)
+            )
         if self.label_std == 0:
             events.append(Unprotected(what="the labels", why="they carry no noise"))
         else:
             length = math.sqrt(ONE_HOT)
-            events.append(Gaussian(sensitivity=length, std=self.label_std, count=count))
+            events.append(
+                Gaussian(sensitivity=length, std=self.label_std, unit="record", count=count)
+            )
         events.append(
             Unprotected(
                 what="the update of the client-held layers",

@@ -213,6 +213,7 @@ class NoisedPMSFL(PMSFL):
         return Laplace(
             sensitivity=2 * self.clip_norm,
             scale=self.smashed_scale,
+            unit="record",
             count=facts.releases * facts.local_steps,
         )
 
@@ -223,6 +224,7 @@ class NoisedPMSFL(PMSFL):
         return Gaussian(
             sensitivity=2 * unit,
             std=self._step_multiplier() * unit,
+            unit="record",
             count=facts.releases * facts.local_steps,
         )
 
@@ -232,6 +234,7 @@ class NoisedPMSFL(PMSFL):
             epsilon=bernoulli_epsilon(self.clip),
             coordinates=self.count_masked(facts),
             covers="mask bits",
+            unit="record",
             count=facts.releases,
         )
         noise = self._theta_noise(facts)
@@ -244,6 +247,7 @@ class NoisedPMSFL(PMSFL):
         return Gaussian(
             sensitivity=math.sqrt(self.count_masked(facts)) * width,
             std=self._mask_std(self.count_masked(facts)),
+            unit="record",
             count=facts.releases,
         )
 

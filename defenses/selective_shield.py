@@ -209,6 +209,7 @@ class SelectiveShield(EncryptedZone):
             Gaussian(
                 sensitivity=2 * self._norm,
                 std=self.std(facts.sampled, self._norm),
+                unit="record",
                 count=facts.releases,
             ),
             Encrypted(what="each client's values in the encrypted zone"),

@@ -131,6 +131,7 @@ class SplitFedDP(Defense):
         smashed = Laplace(
             sensitivity=2 * self.smashed_clip,
             scale=self.smashed_scale,
+            unit="record",
             count=facts.releases * samples,
         )
         return (smashed, *self.update.guarantee(facts))

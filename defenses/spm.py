@@ -151,7 +151,11 @@ def signs_alone(epsilon: float, facts: Facts, *, range_: str) -> tuple[Event, ..
     where an uploaded magnitude lies."""
     return (
         RandomisedResponse(
-            epsilon=epsilon, coordinates=facts.parameters, covers="signs", count=facts.releases
+            epsilon=epsilon,
+            coordinates=facts.parameters,
+            covers="signs",
+            unit="record",
+            count=facts.releases,
         ),
         Unprotected(
             what="the magnitude of every uploaded value",

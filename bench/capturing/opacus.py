@@ -49,7 +49,7 @@ def noised_by(
         events=[
             # Replacing a record moves a clipped sum by up to twice the clip. Poisson sampling is
             # left out: its amplification is proven for adding or removing one.
-            Gaussian(sensitivity=2 * clip, std=float(noise) * clip, count=int(steps))
+            Gaussian(sensitivity=2 * clip, std=float(noise) * clip, unit="record", count=int(steps))
             for noise, _, steps in history
         ],
         claimed=_claim_epsilon(accountant, delta) if accountant is not None and history else None,

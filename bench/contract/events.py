@@ -109,7 +109,7 @@ class Gaussian(Event):
 
     sensitivity: float
     std: float
-    unit: Unit = "record"
+    unit: Unit
     largest: float | None = None
     summed: Summed | None = None
 
@@ -126,7 +126,7 @@ class Laplace(Event):
 
     sensitivity: float
     scale: float
-    unit: Unit = "record"
+    unit: Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class RandomisedResponse(Event):
     epsilon: float
     coordinates: int
     covers: str
-    unit: Unit = "record"
+    unit: Unit
 
 
 @dataclass(frozen=True, kw_only=True)
