@@ -90,7 +90,7 @@ def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
 ) -> None:
     met = {(c.train.defense, c.attack) for c in full_plan.cells}
     # Need a linear first layer, and one step of fedsgd, which nothing with patches has.
-    flat_alone = {"analytic", "r_gap", "spear"}
+    flat_alone = {"analytic", "cocktail_party", "r_gap", "spear"}
     for defense in registry.names("defense"):
         missing = {a for a in registry.names("attack") if (defense, a) not in met}
         assert missing <= flat_alone, defense
