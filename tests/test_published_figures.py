@@ -16,6 +16,7 @@ from bench.contract.attack import Reconstruction, Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import Part
 from bench.data import load_dataset
+from bench.metrics.score import score
 from bench.models import build
 from bench.models.network import Network
 from bench.protocols.observe import Truth
@@ -53,21 +54,29 @@ def double_gradients(seen: Seen, truth: Truth, network: Network) -> Seen:
     return replace(seen, messages=tuple(messages))
 
 
-def answered(row: dict[str, Any], data_dir: Path) -> tuple[Reconstruction, Truth]:
-    """An attack's answer at a row's setting."""
+def answered(
+    row: dict[str, Any], data_dir: Path
+) -> tuple[Reconstruction, Truth, dict[str, list[float]]]:
+    """An attack's answer at a row's setting, the truth, and the scores of each victim."""
     how = row["measure"]
     data = load_dataset(how["dataset"], seed=0, data_dir=data_dir, options=how.get("options"))
     network = build(
         how["model"], shape=data.shape, classes=data.classes, settings=how.get("model_settings")
     )
+    steps = how.get("local_steps", 1)
     seen, truth = seen_under(
-        data, network, Defense(), protocol="fedsgd", clients=how["victims"], batch=1
-    )
+        data, network, Defense(), protocol="fedsgd" if steps == 1 else "fedavg",
+        clients=how["victims"], batch=how.get("batch", 1), local_steps=steps, lr=0.1,
+        labels=how.get("labels", False),
+    )  # fmt: skip
     if how.get("gradients") == "float64":
         seen = double_gradients(seen, truth, network)
-    attack = discover().usable["attack", row["attack"]].cls()
+    attack = discover().usable["attack", row["attack"]].cls(**how.get("settings", {}))
     assert attack.applies(seen) is None
-    return attack.run(seen, context_for(data, network, Defense())), truth
+    context = context_for(data, network, Defense(), budget=how.get("budget", 200))
+    answer = attack.run(seen, context)
+    scores = score(answer, x=truth.x, y=truth.y, classes=data.classes, aux_x=data.aux_x)
+    return answer, truth, scores.values
 
 
 def errors(answer: Reconstruction, truth: Truth) -> Tensor:
@@ -79,8 +88,14 @@ def errors(answer: Reconstruction, truth: Truth) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=[r["id"] for r in ROWS])
 def test_our_figures_are_measured_again(row: dict[str, Any], data_dir: Path) -> None:
-    """PSNR within a row's tolerance: what is left is rounding, and threads add in other orders."""
-    answer, truth = answered(row, data_dir)
+    """Within a row's tolerance: what is left is rounding, and threads add in other orders."""
+    answer, truth, scores = answered(row, data_dir)
+    means = row["measure"].get("means", {})
+    for metric, mean in means.items():
+        values = scores[metric]
+        assert sum(values) / len(values) == pytest.approx(mean, abs=row["measure"]["tolerance"])
+    if means:
+        return
     assert answer.failed is not None
     if row["measure"].get("fails"):
         assert answer.failed.all()

@@ -90,7 +90,7 @@ def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
 ) -> None:
     met = {(c.train.defense, c.attack) for c in full_plan.cells}
     # Need a linear first layer, and one step of fedsgd, which nothing with patches has.
-    flat_alone = {"analytic", "r_gap", "spear"}
+    flat_alone = {"analytic", "cocktail_party", "r_gap", "spear"}
     for defense in registry.names("defense"):
         missing = {a for a in registry.names("attack") if (defense, a) not in met}
         assert missing <= flat_alone, defense
@@ -201,9 +201,11 @@ def test_every_attack_of_reference_sees_one_release_the_whole_run_and_the_traine
         "whole": (3, "single", 1),
         "as_trained": (1, "as_trained", 1),
     }
+    several = {"cocktail_party"}  # needs more samples than one, which trained work alone has
     for threat in reference.threats:
         names = {a.name for a in reference.attacks if a.threat == threat.name}
-        assert names == {a.name for a in reference.attacks}
+        assert names | several == {a.name for a in reference.attacks}
+        assert (threat.work == "as_trained") == (several <= names)
 
 
 @pytest.mark.slow

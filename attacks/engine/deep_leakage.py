@@ -14,6 +14,7 @@ from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.joint import leaves_unexplained, match_together, match_with_own
 from attacks.engine.matching import Matcher, build_matcher, judge_answer
+from attacks.engine.mixture import not_mixed, unmix_samples
 from attacks.engine.observation import Release, parse_view
 from attacks.engine.optimisers import Minimum, Phase, column, minimise
 from attacks.engine.orders import link
@@ -138,7 +139,11 @@ class DeepLeakage(Attack):
         # Under noise no loss is "solved": the likelihood has no known minimum.
         stop = torch.full_like(square, -torch.inf) if noisy else _SOLVED * square
         waves = self._waves(optimiser, around_mean, known)
-        solution = solve(ctx, waves=waves, known=known, stop=stop)
+        begun = None
+        if not short and len(each) == 1 and not_mixed(each[0].seen) is None:
+            begun = self._lead_on(unmix_samples(each[0].seen, ctx), ctx, optimiser, known)
+            waves[0] = replace(waves[0], above=_UNSOLVED * square)
+        solution = solve(ctx, waves=waves, known=known, stop=stop, begun=begun)
         if first.clients.summed > 1 and known.fixed is None and known.ranking is None:
             # Clients weigh unlike in a sum, so that counting fails: found labels are held.
             held, spent = Labels(fixed=solution.labels), solution.evaluations
@@ -193,19 +198,32 @@ class DeepLeakage(Attack):
         """While a victim is trapped, begin again where each release leads by itself: all together
         have local minima that one may be without."""
         matcher = optimiser.matcher(optimiser.dtypes[0])
-        wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         everyone = torch.arange(len(solution.loss), device=solution.loss.device)
         for release in releases:
             if not bool((solution.loss > _TRAPPED * matcher.evidence.square).any()):
                 return
-            alone, other = self._match([release], ctx), Solution(matcher)
-            images, labels = _images_and_labels(alone)
-            other.images, other.labels = images.to(other.images), labels.to(other.labels)
-            if alone.failed is not None:
-                other.loss = other.loss.where(alone.failed.to(other.loss.device), 0.0)
-            go_on(ctx, wave, known, other)
+            alone = self._match([release], ctx)
+            other = self._lead_on(alone, ctx, optimiser, known)
             solution.take(everyone, other.loss, other.images, other.labels)
             solution.evaluations += other.evaluations + alone.evaluations
+
+    def _lead_on(
+        self, answer: Reconstruction, ctx: Context, optimiser: QuasiNewton, known: Labels
+    ) -> Solution:
+        """Where the descent leads from an answer."""
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        solution = Solution(matcher)
+        images, labels = _images_and_labels(answer)
+        solution.images, solution.labels = images.to(solution.images), labels.to(solution.labels)
+        if answer.failed is not None:
+            solution.loss = solution.loss.where(answer.failed.to(solution.loss.device), 0.0)
+        go_on(
+            ctx,
+            Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer"),
+            known,
+            solution,
+        )
+        return solution
 
     def _reorder(
         self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution

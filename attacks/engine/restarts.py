@@ -184,16 +184,24 @@ class Solution:
         self.loss[victims[better]] = least[better]
 
 
-def solve(ctx: Context, *, waves: Sequence[Wave], known: Labels, stop: Tensor) -> Solution:
+def solve(
+    ctx: Context,
+    *,
+    waves: Sequence[Wave],
+    known: Labels,
+    stop: Tensor,
+    begun: Solution | None = None,
+) -> Solution:
     """Match what was seen of every victim; the start of least loss is the answer.
 
     Every start draws from a generator of its own, so that a problem's numbers do not depend on
     the chunk it ran in.
 
     stop: Loss [V] at which a victim is solved, -inf where none is known, as under noise.
+    begun: What is the answer unless a start is better.
     """
     matcher = waves[0].matcher
-    solution = Solution(matcher)
+    solution = begun or Solution(matcher)
     everyone = (~matcher.evidence.silent).nonzero().squeeze(1)
     for number, wave in enumerate(waves):
         who = everyone if wave.above is None else everyone[~(solution.loss <= wave.above)[everyone]]

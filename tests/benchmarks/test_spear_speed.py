@@ -1,4 +1,5 @@
 """SPEAR's cost as a ratio to the paper's sampling: rows drawn uniformly, null vectors by QR.
+The cocktail party's is a ratio to SPEAR's, on one gradient of images with zeros.
 
     uv run pytest tests/benchmarks/test_spear_speed.py --benchmark-only -s
 
@@ -16,11 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attacks.spear import SETS, separate
+from attacks.cocktail_party import CocktailParty
+from attacks.spear import SETS, Spear, separate
+from bench.contract.defense import Defense
 from bench.data import load_dataset
+from bench.models import build
 from bench.seeding import generator
 from tests.benchmarks.timing import TRIES, best_of
+from tests.conftest import context_for, seen_under
 from tests.spear_figures import perceptron
+from tests.test_cocktail_party import with_zeros
 
 
 def plain(left: Tensor, directions: Tensor) -> int:
@@ -67,4 +73,22 @@ def test_spear_against_uniform_sets(benchmark: Any, batch: int) -> None:
     print(
         f"\nSPEAR, batch {batch}: {own} sets in {seconds:.2f} s; uniform sets by QR "
         f"{sets} in {slow:.2f} s ({slow / seconds:.1f}x)"
+    )
+
+
+@pytest.mark.parametrize("batch", [6, 10, 14])
+def test_cocktail_party_against_spear(benchmark: Any, batch: int) -> None:
+    data = with_zeros()
+    network = build("mlp_spm", shape=data.shape, classes=data.classes)
+    seen, _ = seen_under(data, network, Defense(), clients=2, batch=batch, protocol="fedsgd")
+
+    def attack(one: Any) -> Any:
+        return one.run(seen, context_for(data, network, Defense()))
+
+    slow, _ = best_of(lambda: attack(Spear()), tries=1)
+    benchmark.pedantic(lambda: attack(CocktailParty()), rounds=TRIES, warmup_rounds=1)
+    seconds = benchmark.stats.stats.min
+    print(
+        f"\ncocktail party, batch {batch}: {seconds:.2f} s; SPEAR {slow:.2f} s "
+        f"({slow / seconds:.1f}x)"
     )

@@ -1,0 +1,117 @@
+"""Samples that a first linear layer mixed: exact where they have zeros, near elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.cocktail_party import CocktailParty
+from bench.contract.attack import Reconstruction
+from bench.contract.defense import Defense
+from bench.data import load_dataset
+from bench.data.dataset import Dataset
+from bench.models import build
+from bench.protocols.observe import Truth
+from bench.registry import discover
+from bench.seeding import generator
+from bench.toolkit import images
+from defenses.noise import GaussianUpdate
+from defenses.secure_aggregation import SecureAggregation
+from tests.conftest import context_for, rehearsing_context, seen_under
+
+
+def with_zeros(share: float = 0.7) -> Dataset:
+    """Images whose pixels are 0 with this chance, else anywhere in [0, 1]."""
+    rng = generator(0, "images with zeros")
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        x, kept = torch.rand(2, count, 1, 12, 12, generator=rng)
+        return x * (kept > share), torch.randint(4, (count,), generator=rng)
+
+    parts = {n: draw(200) for n in ("train", "test", "aux")}
+    fields = {f"{n}_{'xy'[i]}": v for n, part in parts.items() for i, v in enumerate(part)}
+    names: Any = {"class_names": tuple("abcd")}
+    return Dataset(name="zeros", task="image", **names, **fields)
+
+
+def attacked(
+    data: Dataset, *, defense: Defense | None = None, model: str = "mlp_spm", **how: Any
+) -> tuple[Reconstruction, Truth]:
+    network = build(model, shape=data.shape, classes=data.classes)
+    defense = defense or Defense()
+    seen, truth = seen_under(data, network, defense, clients=3, lr=0.1, **how)
+    attack = CocktailParty()
+    assert attack.applies(seen) is None
+    return attack.run(seen, context_for(data, network, defense)), truth
+
+
+def worst(answer: Reconstruction, truth: Truth) -> float:
+    """The largest distance of a private sample to the nearest answer of its victim."""
+    assert answer.images is not None
+    away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2))
+    return float(away.min(dim=2).values.max())
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(8, 1), (4, 2)])
+def test_samples_with_zeros_are_exact_over_batches_and_steps(batch: int, steps: int) -> None:
+    answer, truth = attacked(with_zeros(), batch=batch, local_steps=steps)
+    assert worst(answer, truth) < 1e-3
+    assert answer.failed is not None
+    assert not answer.failed.any()
+
+
+def test_labels_are_those_of_the_samples() -> None:
+    answer, truth = attacked(with_zeros(), batch=6, protocol="fedsgd")
+    assert answer.images is not None
+    assert answer.labels is not None
+    away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2))
+    assert torch.equal(answer.labels.gather(1, away.argmin(dim=2)), truth.y)
+
+
+def test_a_sum_over_clients_hides_nothing() -> None:
+    answer, truth = attacked(with_zeros(), defense=SecureAggregation(), batch=3)
+    assert truth.x.shape[:2] == (1, 9)
+    assert worst(answer, truth) < 0.2  # sums are rounded to fixed point; a sample's norm is 4
+
+
+def test_photos_without_zeros_are_near() -> None:
+    answer, truth = attacked(load_dataset("photos", seed=0), batch=3)
+    assert answer.images is not None
+    away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2)).argmin(dim=2)
+    guess = answer.images[torch.arange(3)[:, None], away]
+    assert float(images.ssim(guess, truth.x).mean()) > 0.6
+
+
+def test_little_noise_leaves_components() -> None:
+    data = with_zeros()
+    answer, truth = attacked(
+        data, defense=GaussianUpdate(noise_multiplier=1e-5, clip_norm=1.0), batch=3
+    )
+    middle = data.aux_x.mean(dim=0).expand_as(truth.x)
+    assert worst(answer, truth) < 0.5 * worst(Reconstruction(images=middle), truth)
+
+
+def test_matching_begins_at_what_is_unmixed() -> None:
+    """Far below the budget that it needs from a public start."""
+    data = with_zeros(0.3)
+    network = build("mlp_spm", shape=data.shape, classes=data.classes)
+    seen, truth = seen_under(data, network, Defense(), clients=2, batch=4, labels=True)
+    context = rehearsing_context(data, network, Defense(), seen, budget=20)
+    answer = discover().attack("idlg", {"restarts": 0}).run(seen, context)
+    assert worst(answer, truth) < 1e-2
+
+
+def test_what_is_not_mixed_is_refused() -> None:
+    data = with_zeros()
+    attack = CocktailParty()
+    for model, batch, reason in (
+        ("mlp_spm", 1, "one sample is not mixed"),
+        ("lenet", 3, "does not begin with a linear layer"),
+        ("logistic", 5, "5 samples are mixed in 4 rows"),
+    ):
+        network = build(model, shape=data.shape, classes=data.classes)
+        seen, _ = seen_under(data, network, Defense(), clients=2, batch=batch)
+        assert reason in str(attack.applies(seen))
