@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -216,10 +216,15 @@ def _rehearse(
     chosen: Tensor, like: HeadGradient, *, release: Release, ctx: Context, counting: Counting
 ) -> HeadGradient:
     """Head gradients of shadow clients with these public samples, through the whole network."""
+    return _head_gradient(play_public(chosen, release, ctx), counting.weight, counting.bias)
+
+
+def play_public(chosen: Tensor, release: Release, ctx: Context) -> Iterator[Release]:
+    """The release played by shadow clients with public samples of places int64 [B, total]."""
     held = sum(v.numel() for v in release.before.values())
     some = chosen.to(ctx.aux_x.device).split(max(1, SHADOW_WEIGHTS // held))
     played = (ctx.shadow(ctx.aux_x[s], ctx.aux_y[s], release=release.playable) for s in some)
-    return _head_gradient(map(parse, played), counting.weight, counting.bias)
+    return map(parse, played)
 
 
 def _head_gradient(releases: Iterable[Release], weight: Tensor, bias: Tensor) -> HeadGradient:
