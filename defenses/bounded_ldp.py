@@ -133,7 +133,11 @@ class BoundedLDP(Defense):
         count, one = self.divide_budget(facts.parameters)
         return (
             RandomisedResponse(
-                epsilon=one, coordinates=count, covers="values", count=facts.releases
+                epsilon=one,
+                coordinates=count,
+                unit="record",
+                covers="values",
+                count=facts.releases,
             ),
         )
 
