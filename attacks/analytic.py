@@ -23,9 +23,17 @@ from scipy.sparse import block_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
+from attacks.engine import one_hot
+from attacks.engine.observation import (
+    Release,
+    gradient_estimate,
+    lawless,
+    observe,
+    parse_view,
+    unusable,
+)
 from attacks.engine.position_table import find_table, solve_patches
-from attacks.engine.samples import first_layer, samples_of, standardise
+from attacks.engine.samples import build_player, first_layer, samples_of, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -213,12 +221,19 @@ class Analytic(Attack):
         weight, beside = find_table(seen) or (weight, bias)
         if beside is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        if release.samples > 1:
-            return f"rows of the first layer hold one sample alone, but {release.samples} were used"
+        count = release.samples
+        if count > 1 and len(seen.network["shape"]) > 1:
+            return f"rows of the first layer hold one sample alone, but {count} were used"
+        if count > one_hot.MOST:
+            return f"{count} records have more subsets than can be searched"
+        if count > 1 and release.steps > 1:
+            return f"the update is a sum over {release.steps} local steps, each of other errors"
         if not release.uploads or not {weight, beside} <= set(release.uploads[0].parts):
             return f"the first layer's weight and {'bias' if bias else 'table'} were not both sent"
         if bias is None and (release.noise is not None or release.bounds is not None):
             return "a position table's equations need gradients without noise or rounding"
+        if count > 1 and not _is_exact(release):
+            return "noise or rounding hides which records a sum is of"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
@@ -236,14 +251,74 @@ class Analytic(Attack):
         rows = int(visible.sum(dim=1).min())
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
+        decoded = decode_records(releases, layer, ctx, public)
+        if releases[-1].samples > 1:
+            images = torch.zeros(len(x), releases[-1].samples, len(scale))
+            labels = torch.zeros(images.shape[:2], dtype=torch.int64)
+            for victim, (records, classes) in decoded.items():
+                images[victim], labels[victim] = records, classes
+            failed = torch.tensor([victim not in decoded for victim in range(len(x))])
+            return Reconstruction(images=images, labels=labels, failed=failed)
+        more = {victim: records[0] for victim, (records, _) in decoded.items()}
         if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
-            more = complete_rows(releases[-1], layer, public) | _by_rank(seen, ctx)
-            for victim, inputs in more.items():
-                exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
-                x[victim] = torch.where(exact, x[victim], inputs.to(x))
-                solved[victim] = True
+            more |= complete_rows(releases[-1], layer, public) | _by_rank(seen, ctx)
+        for victim, inputs in more.items():
+            exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
+            x[victim] = torch.where(exact, x[victim], inputs.to(x))
+            solved[victim] = True
         images = samples_of((x - shift) / scale, ctx)
         return Reconstruction(images=images, failed=~solved.cpu(), notes=notes)
+
+
+def _is_exact(release: Release) -> bool:
+    """Whether gradients were sent but for noise so small that it may be taken for none."""
+    least = one_hot.EXACT * observe(release, dtype=torch.float64).rms
+    return all(
+        m.faithful and not m.tells_interval and (not m.random or 0 < m.spread <= least**2)
+        for m in release.acting
+    )
+
+
+def decode_records(
+    releases: Sequence[Release], layer: LayerGradient, ctx: Context, public: Tensor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Records [K, F] and classes [K] by victim, from sums over several of them or a part of one's
+    gradient, of those that reproduce what was seen."""
+    last = releases[-1]
+    (name, bias), samples = first_layer(last.seen), last.samples
+    seen = torch.cat([layer.weight_present, layer.bias_present[..., None]], dim=2)
+    if len(ctx.network.shape) > 1 or not _is_exact(last) or (samples == 1 and bool(seen.all())):
+        return {}
+    table = samples * torch.cat([layer.weight[0], layer.bias[0][..., None]], dim=2)
+    head = None
+    if name == ctx.network.head[0]:
+        head = tuple(
+            torch.stack([r.before[str(n)].double() for r in releases]).cpu().numpy()
+            for n in (name, bias)
+        )
+    noise = max(float(v.max()) for v in layer.variances) ** 0.5 * samples
+    largest = max(float(r.before[name].abs().max()) for r in releases)
+    scale, shift = torch.ones_like(public[0]), torch.zeros_like(public[0])
+    players = [build_player(r, ctx, scale, shift) for r in releases]
+    records = {}
+    for victim, (sent, told) in enumerate(zip(table.cpu(), seen.cpu(), strict=True)):
+        rounding = one_hot.ROUNDING * (float(sent.abs().max()) + samples * largest / last.step)
+        tolerance = one_hot.DEVIATIONS * noise + rounding
+        decoded = one_hot.decode(
+            sent.numpy(), told.numpy(), public.numpy(), ctx.aux_y.cpu().numpy(),
+            ctx.network.classes, samples, tolerance, head,
+        )  # fmt: skip
+        if decoded is None:
+            continue
+        x, errors = (torch.from_numpy(v) for v in decoded)
+        played = torch.stack([play(x) for play in players], dim=2)  # [K, C, R, O]
+        labels = (played.flatten(2) - errors[:, None]).abs().amax(dim=2).argmin(dim=1)
+        errors = played[torch.arange(samples), labels].flatten(1)
+        again = errors.T @ torch.cat([x, torch.ones(samples, 1)], dim=1)
+        missed = torch.where(told, again - sent, 0.0).abs().max()
+        if missed <= tolerance * samples * (1 + x.abs().max()):
+            records[victim] = x, labels
+    return records
 
 
 def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:

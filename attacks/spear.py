@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from attacks.engine.observation import gradient_estimate, lawless, parse_view, unusable
-from attacks.engine.samples import first_layer, standardise
+from attacks.engine.samples import Play, build_player, first_layer, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 
 MOST = 25
@@ -36,9 +36,6 @@ _AGREED = 0.998
 """Share of signs from which no more sets are drawn."""
 _MISFIT = 0.01
 """Largest error of a sample's own gradient, played again, as a share of its norm."""
-
-
-Play = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +222,7 @@ class Spear(Attack):
         public = ctx.aux_x.flatten(1).to(scale) * scale + shift
         outputs = public @ weight.T + (0 if bias is None else bias)
         chances = (outputs <= 0).to(scale).mean(dim=0).square().clamp_min(0.02)
-        play = _player(seen, ctx, scale, shift)
+        play = build_player(release, ctx, scale, shift)
         images = torch.zeros(len(seen.clients), samples, *ctx.network.shape)
         labels = torch.zeros(images.shape[:2], dtype=torch.int64)
         failed, notes = torch.ones(len(images), dtype=torch.bool), list[str]()
@@ -247,23 +244,6 @@ class Spear(Attack):
                 note += f", signs {unmixed.agreement:.2%}, misfit {float(misfit.max()):.1e}"
             notes.append(note)
         return Reconstruction(images=images, labels=labels, failed=failed, notes=tuple(notes))
-
-
-def _player(seen: Seen, ctx: Context, scale: Tensor, shift: Tensor) -> Play:
-    """Return what plays inputs of the first layer [N, F] with each class, in float64: gradients by
-    the layer's outputs [N, C, O]."""
-    name = first_layer(seen)[0].removesuffix(".weight")
-    state = {n: v.to(scale) for n, v in seen.before.items()}
-    buffers = {n: v.to(scale) for n, v in seen.buffers.items()}
-
-    def play(inputs: Tensor) -> Tensor:
-        x = ((inputs - shift) / scale).view(-1, *ctx.network.shape).requires_grad_()
-        logits, layers = ctx.network.trace(state, x, buffers=buffers)
-        output = next(layer.output for layer in layers if layer.name == name)
-        loss = -logits.log_softmax(dim=1).sum(dim=0)
-        return torch.stack([torch.autograd.grad(k, output, retain_graph=True)[0] for k in loss], 1)
-
-    return play
 
 
 def _fit(play: Play, inputs: Tensor, output_grad: Tensor, *, scaled: bool) -> tuple[Tensor, ...]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from attacks.engine.observation import Release
 from bench.api import Context, Seen
+
+Play = Callable[[Tensor], Tensor]
 
 
 def first_layer(seen: Seen) -> tuple[str, str | None]:
@@ -47,3 +51,20 @@ def standardise(seen: Seen, ctx: Context, weight: str) -> tuple[Tensor, Tensor]:
     scale = one - zero
     affine = torch.allclose(zero + scale * probes[2], other, atol=1e-5) and bool((scale != 0).all())
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
+
+
+def build_player(release: Release, ctx: Context, scale: Tensor, shift: Tensor) -> Play:
+    """Return what plays inputs of the first layer [N, F] with each class, in float64: gradients by
+    the layer's outputs [N, C, O]."""
+    name = first_layer(release.seen)[0].removesuffix(".weight")
+    state = {n: v.to(scale) for n, v in release.before.items()}
+    buffers = {n: v.to(scale) for n, v in release.seen.buffers.items()}
+
+    def play(inputs: Tensor) -> Tensor:
+        x = ((inputs - shift) / scale).view(-1, *ctx.network.shape).requires_grad_()
+        logits, layers = ctx.network.trace(state, x, buffers=buffers)
+        output = next(layer.output for layer in layers if layer.name == name)
+        loss = -logits.log_softmax(dim=1).sum(dim=0)
+        return torch.stack([torch.autograd.grad(k, output, retain_graph=True)[0] for k in loss], 1)
+
+    return play
