@@ -48,6 +48,10 @@ _RIDGE = 0.01
 _TIES = 8
 """More coordinates in order at a list's end are no accident (1 in 8! lists)."""
 _TINY = 1e-30
+_EXACT = 1e-3
+"""Noise that is taken for none, in units of the upload's root mean square."""
+_ROUNDING = 1e-6
+"""Relative error of values in float32 that were added up."""
 
 
 def rankings(seen: Seen) -> dict[str, dict[str, Tensor]]:
@@ -272,11 +276,9 @@ class Analytic(Attack):
 
 def _is_exact(release: Release) -> bool:
     """Whether gradients were sent but for noise so small that it may be taken for none."""
-    least = one_hot.EXACT * observe(release, dtype=torch.float64).rms
-    return all(
-        m.faithful and not m.tells_interval and (not m.random or 0 < m.spread <= least**2)
-        for m in release.acting
-    )
+    least = _EXACT * observe(release, dtype=torch.float64).rms
+    acting = release.acting
+    return all(m.faithful and not m.tells_interval and m.spread <= least**2 for m in acting)
 
 
 def decode_records(
@@ -286,38 +288,33 @@ def decode_records(
     gradient, of those that reproduce what was seen."""
     last = releases[-1]
     (name, bias), samples = first_layer(last.seen), last.samples
-    seen = torch.cat([layer.weight_present, layer.bias_present[..., None]], dim=2)
-    if len(ctx.network.shape) > 1 or not _is_exact(last) or (samples == 1 and bool(seen.all())):
+    sent, told = layer.table
+    if len(ctx.network.shape) > 1 or (samples == 1 and bool(told.all())) or not _is_exact(last):
         return {}
-    table = samples * torch.cat([layer.weight[0], layer.bias[0][..., None]], dim=2)
-    head = None
-    if name == ctx.network.head[0]:
-        head = tuple(
-            torch.stack([r.before[str(n)].double() for r in releases]).cpu().numpy()
-            for n in (name, bias)
-        )
-    noise = max(float(v.max()) for v in layer.variances) ** 0.5 * samples
-    largest = max(float(r.before[name].abs().max()) for r in releases)
-    scale, shift = torch.ones_like(public[0]), torch.zeros_like(public[0])
-    players = [build_player(r, ctx, scale, shift) for r in releases]
-    records = {}
-    for victim, (sent, told) in enumerate(zip(table.cpu(), seen.cpu(), strict=True)):
-        rounding = one_hot.ROUNDING * (float(sent.abs().max()) + samples * largest / last.step)
-        tolerance = one_hot.DEVIATIONS * noise + rounding
+    layers = [torch.cat([r.before[name], r.before[str(bias)][:, None]], dim=1) for r in releases]
+    weights = torch.stack(layers).double().cpu().numpy()
+    noise = one_hot.DEVIATIONS * max(float(v.max()) for v in layer.variances) ** 0.5
+    rounding = _ROUNDING * (float(sent.abs().max()) + np.abs(weights).max() / last.step)
+    tolerance = samples * (noise + rounding)
+    players = [build_player(r, ctx, torch.ones(1).double(), torch.zeros(1)) for r in releases]
+    records, lists = {}, rankings(last.seen) if samples == 1 else {}
+    for victim, client in enumerate(last.clients):
+        listed = None
+        if client in lists:
+            listed = without_ties(lists[client])[0][name].amax(dim=0).cpu().numpy() > 0
+        gradient, seen = samples * sent[victim].T.cpu(), told[victim].T.cpu()
         decoded = one_hot.decode(
-            sent.numpy(), told.numpy(), public.numpy(), ctx.aux_y.cpu().numpy(),
-            ctx.network.classes, samples, tolerance, head,
+            gradient.numpy(), seen.numpy(), public.numpy(), samples, tolerance,
+            weights if name == ctx.network.head[0] else None, listed,
         )  # fmt: skip
-        if decoded is None:
-            continue
-        x, errors = (torch.from_numpy(v) for v in decoded)
-        played = torch.stack([play(x) for play in players], dim=2)  # [K, C, R, O]
-        labels = (played.flatten(2) - errors[:, None]).abs().amax(dim=2).argmin(dim=1)
-        errors = played[torch.arange(samples), labels].flatten(1)
-        again = errors.T @ torch.cat([x, torch.ones(samples, 1)], dim=1)
-        missed = torch.where(told, again - sent, 0.0).abs().max()
-        if missed <= tolerance * samples * (1 + x.abs().max()):
-            records[victim] = x, labels
+        if decoded is not None:
+            x, errors = map(torch.from_numpy, decoded)
+            played = torch.stack([play(x) for play in players], dim=2).flatten(2)  # [K, C, U]
+            labels = (played - errors[:, None]).abs().amax(dim=2).argmin(dim=1)
+            again = x.T @ played[torch.arange(samples), labels]
+            missed = torch.where(seen[:-1], again - gradient[:-1], 0.0).abs().max()
+            if missed <= tolerance * samples * (1 + x.abs().max()):
+                records[victim] = x, labels
     return records
 
 
@@ -331,11 +328,8 @@ def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dic
         part = message.parts[first_layer(release.seen)[0]]
         if part.present is None or part.absent == "zero":
             continue
-        table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
-        present = torch.cat(
-            [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
-        )
-        completed = complete_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
+        table, present = (t[victim].cpu().numpy() for t in layer.table)
+        completed = complete_inputs(table, present, public.numpy())
         if completed is not None:
             inputs[victim] = torch.from_numpy(completed)
     return inputs
@@ -386,6 +380,15 @@ class LayerGradient:
             return tuple(rows(each) for each in zip(*values, strict=True))
 
         return LayerGradient(**{n: rows([vars(p)[n] for p in parts]) for n in vars(parts[0])})
+
+    @property
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Weight's and, as the last column, bias's first candidates [V, O, F + 1], and which were
+        seen."""
+        weight, bias = (self.weight[0], self.weight_present), (self.bias[0], self.bias_present)
+        pairs = zip(weight, bias, strict=True)
+        table, seen = (torch.cat([w, b[..., None]], dim=2) for w, b in pairs)
+        return table, seen
 
     @property
     def present(self) -> Tensor:
