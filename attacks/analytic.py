@@ -24,14 +24,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from attacks.engine import one_hot
-from attacks.engine.observation import (
-    Release,
-    gradient_estimate,
-    lawless,
-    observe,
-    parse_view,
-    unusable,
-)
+from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
 from attacks.engine.position_table import find_table, solve_patches
 from attacks.engine.samples import build_player, first_layer, samples_of, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
@@ -48,8 +41,6 @@ _RIDGE = 0.01
 _TIES = 8
 """More coordinates in order at a list's end are no accident (1 in 8! lists)."""
 _TINY = 1e-30
-_EXACT = 1e-3
-"""Noise that is taken for none, in units of the upload's root mean square."""
 _ROUNDING = 1e-6
 """Relative error of values in float32 that were added up."""
 
@@ -225,19 +216,12 @@ class Analytic(Attack):
         weight, beside = find_table(seen) or (weight, bias)
         if beside is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        count = release.samples
-        if count > 1 and len(seen.network["shape"]) > 1:
-            return f"rows of the first layer hold one sample alone, but {count} were used"
-        if count > one_hot.MOST:
-            return f"{count} records have more subsets than can be searched"
-        if count > 1 and release.steps > 1:
-            return f"the update is a sum over {release.steps} local steps, each of other errors"
+        if release.samples > 1 and (reason := one_hot.why_not(release)) is not None:
+            return reason
         if not release.uploads or not {weight, beside} <= set(release.uploads[0].parts):
             return f"the first layer's weight and {'bias' if bias else 'table'} were not both sent"
         if bias is None and (release.noise is not None or release.bounds is not None):
             return "a position table's equations need gradients without noise or rounding"
-        if count > 1 and not _is_exact(release):
-            return "noise or rounding hides which records a sum is of"
         return None
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
@@ -274,13 +258,6 @@ class Analytic(Attack):
         return Reconstruction(images=images, failed=~solved.cpu(), notes=notes)
 
 
-def _is_exact(release: Release) -> bool:
-    """Whether gradients were sent but for noise so small that it may be taken for none."""
-    least = _EXACT * observe(release, dtype=torch.float64).rms
-    acting = release.acting
-    return all(m.faithful and not m.tells_interval and m.spread <= least**2 for m in acting)
-
-
 def decode_records(
     releases: Sequence[Release], layer: LayerGradient, ctx: Context, public: Tensor
 ) -> dict[int, tuple[Tensor, Tensor]]:
@@ -289,7 +266,7 @@ def decode_records(
     last = releases[-1]
     (name, bias), samples = first_layer(last.seen), last.samples
     sent, told = layer.table
-    if len(ctx.network.shape) > 1 or (samples == 1 and bool(told.all())) or not _is_exact(last):
+    if (samples == 1 and bool(told.all())) or one_hot.why_not(last) is not None:
         return {}
     layers = [torch.cat([r.before[name], r.before[str(bias)][:, None]], dim=1) for r in releases]
     weights = torch.stack(layers).double().cpu().numpy()
@@ -307,14 +284,14 @@ def decode_records(
             gradient.numpy(), seen.numpy(), public.numpy(), samples, tolerance,
             weights if name == ctx.network.head[0] else None, listed,
         )  # fmt: skip
-        if decoded is not None:
-            x, errors = map(torch.from_numpy, decoded)
+        for x, errors in (map(torch.from_numpy, solution) for solution in decoded):
             played = torch.stack([play(x) for play in players], dim=2).flatten(2)  # [K, C, U]
             labels = (played - errors[:, None]).abs().amax(dim=2).argmin(dim=1)
             again = x.T @ played[torch.arange(samples), labels]
             missed = torch.where(seen[:-1], again - gradient[:-1], 0.0).abs().max()
             if missed <= tolerance * samples * (1 + x.abs().max()):
                 records[victim] = x, labels
+                break
     return records
 
 
