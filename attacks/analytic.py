@@ -5,7 +5,8 @@ log|dW_ji| = log|db_j| + log x_i. Cells in the open that are joined by rows and 
 terms up to one factor (`complete_inputs`). Some defenses have clients list coordinates by falling
 magnitude in plain sight, to agree on what to encrypt (MaskCrypt's priority lists). The order of
 many such sums fixes their terms too (additive conjoint measurement, Luce and Tukey 1964; see
-`inputs_by_rank`). The factor follows from public samples.
+`inputs_by_rank`). The factor follows from public samples. Several records with one-hot columns are
+separated (see `one_hot`).
 """
 
 from __future__ import annotations

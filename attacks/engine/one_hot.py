@@ -24,7 +24,7 @@ MOST = 8
 """Records of a sum: the subsets of one more are twice as many."""
 DEVIATIONS = 6.0
 """Standard deviations of a sum's noise that are its tolerance."""
-_TRIED, _BEAM = 32, 64
+_TRIED, _BEAM = 8, 32
 """Splits of each error that are tried, and sets of errors that are kept."""
 _RIDGE = 0.002
 """Added to the variance of public columns."""
