@@ -75,12 +75,11 @@ def _subsets(count: int) -> NDArray[np.int64]:
     return np.arange(2**count)[:, None] >> np.arange(count) & 1
 
 
-def nearest_sums(columns: Array, errors: Array, told: Any = True) -> tuple[Array, Any]:
-    """Return how far columns [n, U] are from sums of errors [K, U], as far as they were told, and
-    which errors the nearest sums have, 0 or 1 [n, K]."""
+def nearest_sums(columns: Array, errors: Array) -> tuple[Array, Any]:
+    """Return how far columns [n, U] are from sums of errors [K, U], and which errors the nearest
+    sums have, 0 or 1 [n, K]."""
     subsets = _subsets(len(errors))
-    rest = columns[:, None] - subsets @ errors
-    gaps = np.abs(np.where(np.broadcast_to(told, columns.shape)[:, None], rest, 0.0)).max(axis=2)
+    gaps = np.abs(columns[:, None] - subsets @ errors).max(axis=2)
     return gaps.min(axis=1), subsets[gaps.argmin(axis=1)]
 
 
@@ -125,11 +124,22 @@ def assign(columns: Array, told: Any, errors: Array, tolerance: float) -> Any:
     """Return the column of each record within a group [K], -1 where several unseen ones could be;
     None where the columns [n, U], as far as they were told, are not sums of disjoint errors [K, U].
     """
-    gaps, shares = nearest_sums(columns, errors, told)
-    seen, count = told.any(axis=1), shares.sum(axis=0)
-    if gaps.max() > tolerance or count.max() > 1 or (seen.all() and count.min() == 0):
+    subsets, covers = _subsets(len(errors)), [(0.0, np.full(len(errors), -1))]
+    for n in np.flatnonzero(told.any(axis=1)):
+        gaps = np.abs(np.where(told[n], columns[n] - subsets @ errors, 0.0)).max(axis=1)
+        fits = np.flatnonzero(gaps <= tolerance) if gaps[0] > tolerance else [0]
+        covers = [
+            (gap + gaps[s], np.where(subsets[s] == 1, n, chosen))
+            for gap, chosen in covers
+            for s in fits
+            if (chosen[subsets[s] == 1] < 0).all()
+        ]
+    unseen = np.flatnonzero(~told.any(axis=1))
+    covers = [c for c in covers if len(unseen) or c[1].min() >= 0]
+    if not covers:
         return None
-    return np.where(count == 1, shares.argmax(axis=0), -1 if (~seen).sum() > 1 else seen.argmin())
+    best = min(covers, key=lambda cover: cover[0])[1]
+    return np.where(best < 0, unseen[0], best) if len(unseen) == 1 else best
 
 
 def decode(
@@ -154,7 +164,8 @@ def decode(
     if not groups:
         return []
     if samples == 1:  # all that was seen of one-hot columns is 0 or the error
-        cells = np.where(told, gradient, 0.0)[[*(c for g in groups for c in g), -1]]
+        cells = np.where(told & (np.abs(gradient) > tolerance), gradient, 0.0)
+        cells = cells[[*(c for g in groups for c in g), -1]]
         sets = [cells[np.abs(cells).argmax(axis=0), np.arange(len(total))][None]]
     else:
         sums = []
