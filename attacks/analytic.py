@@ -5,7 +5,8 @@ log|dW_ji| = log|db_j| + log x_i. Cells in the open that are joined by rows and 
 terms up to one factor (`complete_inputs`). Some defenses have clients list coordinates by falling
 magnitude in plain sight, to agree on what to encrypt (MaskCrypt's priority lists). The order of
 many such sums fixes their terms too (additive conjoint measurement, Luce and Tukey 1964; see
-`inputs_by_rank`). The factor follows from public samples.
+`inputs_by_rank`). The factor follows from public samples. Several records with one-hot columns are
+separated (see `one_hot`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from scipy.sparse import block_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from attacks.engine import one_hot
 from attacks.engine.observation import Release, gradient_estimate, lawless, parse_view, unusable
 from attacks.engine.position_table import find_table, solve_patches
-from attacks.engine.samples import first_layer, samples_of, standardise
+from attacks.engine.samples import build_player, first_layer, samples_of, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -40,6 +42,8 @@ _RIDGE = 0.01
 _TIES = 8
 """More coordinates in order at a list's end are no accident (1 in 8! lists)."""
 _TINY = 1e-30
+_ROUNDING = 1e-6
+"""Relative error of values in float32 that were added up."""
 
 
 def rankings(seen: Seen) -> dict[str, dict[str, Tensor]]:
@@ -213,8 +217,8 @@ class Analytic(Attack):
         weight, beside = find_table(seen) or (weight, bias)
         if beside is None:
             return "the network does not begin with a linear layer with bias on the sample"
-        if release.samples > 1:
-            return f"rows of the first layer hold one sample alone, but {release.samples} were used"
+        if release.samples > 1 and (reason := one_hot.why_not(release)) is not None:
+            return reason
         if not release.uploads or not {weight, beside} <= set(release.uploads[0].parts):
             return f"the first layer's weight and {'bias' if bias else 'table'} were not both sent"
         if bias is None and (release.noise is not None or release.bounds is not None):
@@ -236,14 +240,60 @@ class Analytic(Attack):
         rows = int(visible.sum(dim=1).min())
         notes = () if rows == visible.shape[1] else (f"{rows} rows of the first layer in use",)
         solved = visible.any(dim=1)
+        decoded = decode_records(releases, layer, ctx, public)
+        if releases[-1].samples > 1:
+            images = torch.zeros(len(x), releases[-1].samples, len(scale))
+            labels = torch.zeros(images.shape[:2], dtype=torch.int64)
+            for victim, (records, classes) in decoded.items():
+                images[victim], labels[victim] = records, classes
+            failed = torch.tensor([victim not in decoded for victim in range(len(x))])
+            return Reconstruction(images=images, labels=labels, failed=failed)
+        more = {victim: records[0] for victim, (records, _) in decoded.items()}
         if bool((public >= 0).all()):  # only magnitudes follow, so signs must be known
-            more = complete_rows(releases[-1], layer, public) | _by_rank(seen, ctx)
-            for victim, inputs in more.items():
-                exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
-                x[victim] = torch.where(exact, x[victim], inputs.to(x))
-                solved[victim] = True
+            more |= complete_rows(releases[-1], layer, public) | _by_rank(seen, ctx)
+        for victim, inputs in more.items():
+            exact = (layer.present[victim] & visible[victim][:, None]).any(dim=0)
+            x[victim] = torch.where(exact, x[victim], inputs.to(x))
+            solved[victim] = True
         images = samples_of((x - shift) / scale, ctx)
         return Reconstruction(images=images, failed=~solved.cpu(), notes=notes)
+
+
+def decode_records(
+    releases: Sequence[Release], layer: LayerGradient, ctx: Context, public: Tensor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Records [K, F] and classes [K] by victim, from sums over several of them or a part of one's
+    gradient, of those that reproduce what was seen."""
+    last = releases[-1]
+    (name, bias), samples = first_layer(last.seen), last.samples
+    sent, told = layer.table
+    if (samples == 1 and bool(told.all())) or one_hot.why_not(last) is not None:
+        return {}
+    layers = [torch.cat([r.before[name], r.before[str(bias)][:, None]], dim=1) for r in releases]
+    weights = torch.stack(layers).double().cpu().numpy()
+    noise = one_hot.DEVIATIONS * max(float(v.max()) for v in layer.variances) ** 0.5
+    rounding = _ROUNDING * (float(sent.abs().max()) + np.abs(weights).max() / last.step)
+    tolerance = samples * (noise + rounding)
+    players = [build_player(r, ctx, torch.ones(1).double(), torch.zeros(1)) for r in releases]
+    records, lists = {}, rankings(last.seen) if samples == 1 else {}
+    for victim, client in enumerate(last.clients):
+        listed = None
+        if client in lists:
+            listed = without_ties(lists[client])[0][name].amax(dim=0).cpu().numpy() > 0
+        gradient, seen = samples * sent[victim].T.cpu(), told[victim].T.cpu()
+        decoded = one_hot.decode(
+            gradient.numpy(), seen.numpy(), public.numpy(), samples, tolerance,
+            weights if name == ctx.network.head[0] else None, listed,
+        )  # fmt: skip
+        for x, errors in (map(torch.from_numpy, solution) for solution in decoded):
+            played = torch.stack([play(x) for play in players], dim=2).flatten(2)  # [K, C, U]
+            labels = (played - errors[:, None]).abs().amax(dim=2).argmin(dim=1)
+            again = x.T @ played[torch.arange(samples), labels]
+            missed = torch.where(seen[:-1], again - gradient[:-1], 0.0).abs().max()
+            if missed <= tolerance * samples * (1 + x.abs().max()):
+                records[victim] = x, labels
+                break
+    return records
 
 
 def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dict[int, Tensor]:
@@ -256,11 +306,8 @@ def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dic
         part = message.parts[first_layer(release.seen)[0]]
         if part.present is None or part.absent == "zero":
             continue
-        table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
-        present = torch.cat(
-            [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
-        )
-        completed = complete_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
+        table, present = (t[victim].cpu().numpy() for t in layer.table)
+        completed = complete_inputs(table, present, public.numpy())
         if completed is not None:
             inputs[victim] = torch.from_numpy(completed)
     return inputs
@@ -311,6 +358,15 @@ class LayerGradient:
             return tuple(rows(each) for each in zip(*values, strict=True))
 
         return LayerGradient(**{n: rows([vars(p)[n] for p in parts]) for n in vars(parts[0])})
+
+    @property
+    def table(self) -> tuple[Tensor, Tensor]:
+        """Weight's and, as the last column, bias's first candidates [V, O, F + 1], and which were
+        seen."""
+        weight, bias = (self.weight[0], self.weight_present), (self.bias[0], self.bias_present)
+        pairs = zip(weight, bias, strict=True)
+        table, seen = (torch.cat([w, b[..., None]], dim=2) for w, b in pairs)
+        return table, seen
 
     @property
     def present(self) -> Tensor:

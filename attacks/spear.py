@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from attacks.engine.observation import gradient_estimate, lawless, parse_view, unusable
-from attacks.engine.samples import Play, first_layer, player, standardise
+from attacks.engine.samples import Play, build_player, first_layer, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 
 MOST = 25
@@ -222,7 +222,7 @@ class Spear(Attack):
         public = ctx.aux_x.flatten(1).to(scale) * scale + shift
         outputs = public @ weight.T + (0 if bias is None else bias)
         chances = (outputs <= 0).to(scale).mean(dim=0).square().clamp_min(0.02)
-        play = player(seen, ctx, scale, shift)
+        play = build_player(release, ctx, scale, shift)
         images = torch.zeros(len(seen.clients), samples, *ctx.network.shape)
         labels = torch.zeros(images.shape[:2], dtype=torch.int64)
         failed, notes = torch.ones(len(images), dtype=torch.bool), list[str]()

@@ -13,6 +13,8 @@ samples look like through the defense (`channel`).
 
 Counts of labels: `restored` (of `ilrg`), `weighed` (by `regression`) and `counts`.
 
+In closed form: `position_table` and `one_hot` (of `analytic`) solve patches and records of tables.
+
 Below all of them: `private` estimates what clients never upload, `orders` which samples a step
 used, `observation` parses what was seen, and `optimisers` minimise, in pieces that fit the memory.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from attacks.engine.observation import gradient_estimate, lawless, parse_view, unusable
-from attacks.engine.samples import first_layer, player, standardise
+from attacks.engine.samples import build_player, first_layer, standardise
 from bench.api import Context, Reconstruction, Seen
 
 _NOISE_EDGE = 2.5
@@ -214,7 +214,7 @@ def unmix_samples(seen: Seen, ctx: Context) -> Reconstruction:
     name, bias = first_layer(seen)
     grads = gradient_estimate(release).values
     scale, shift = (t.to(ctx.device) for t in standardise(seen, ctx, name))
-    play = player(seen, ctx, scale, shift)
+    play = build_player(release, ctx, scale, shift)
     public, count = ctx.aux_x.to(scale), release.samples
     answers = public.mean(dim=0).expand(len(seen.clients), count, *ctx.network.shape).clone()
     labels = ctx.aux_y.mode().values.to(ctx.device).expand(answers.shape[:2]).clone()

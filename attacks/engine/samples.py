@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attacks.engine.observation import Release
 from bench.api import Context, Seen
 
 Play = Callable[[Tensor], Tensor]
@@ -52,12 +53,12 @@ def standardise(seen: Seen, ctx: Context, weight: str) -> tuple[Tensor, Tensor]:
     return (scale, zero) if affine else (torch.ones_like(zero), torch.zeros_like(zero))
 
 
-def player(seen: Seen, ctx: Context, scale: Tensor, shift: Tensor) -> Play:
+def build_player(release: Release, ctx: Context, scale: Tensor, shift: Tensor) -> Play:
     """Return what plays inputs of the first layer [N, F] with each class, in float64: gradients by
-    the layer's outputs [N, C, O]. scale, shift: See `standardise`."""
-    name = first_layer(seen)[0].removesuffix(".weight")
-    state = {n: v.to(scale) for n, v in seen.before.items()}
-    buffers = {n: v.to(scale) for n, v in seen.buffers.items()}
+    the layer's outputs [N, C, O]."""
+    name = first_layer(release.seen)[0].removesuffix(".weight")
+    state = {n: v.to(scale) for n, v in release.before.items()}
+    buffers = {n: v.to(scale) for n, v in release.seen.buffers.items()}
 
     def play(inputs: Tensor) -> Tensor:
         x = ((inputs - shift) / scale).view(-1, *ctx.network.shape).requires_grad_()

@@ -1,0 +1,128 @@
+"""Records in one-hot groups from sums over several of them, or from a part of one's gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attacks.analytic import Analytic
+from attacks.engine.one_hot import MOST, decode, find_groups
+from attacks.judge import Likelihood
+from bench.contract.attack import Context, Seen
+from bench.contract.defense import Defense
+from bench.data.dataset import Dataset, from_features
+from bench.harness.cascade import EXPLAINED
+from bench.metrics.score import of_anyone, score
+from bench.protocols.observe import Truth
+from defenses.fedml_he import FedMLHE
+from defenses.mask_crypt import MaskCrypt
+from defenses.noise import GaussianUpdate
+from defenses.secure_aggregation import SecureAggregation
+from tests.conftest import context_for, network_for, seen_under
+
+GROUPS = ((2, 12), (12, 21), (21, 29), (29, 34))
+
+
+@pytest.fixture(scope="module")
+def table() -> Dataset:
+    """Two numeric columns and four groups, of independent records of three classes."""
+    rng = np.random.default_rng(0)
+    columns = [rng.normal(size=(600, 2))]
+    for first, last in GROUPS:
+        columns.append(np.eye(last - first)[rng.integers(last - first, size=600)])
+    x, y = np.concatenate(columns, axis=1), rng.integers(3, size=600)
+    train, test, aux = ((x[n : n + 200], y[n : n + 200]) for n in (0, 200, 400))
+    names = ("a", "b", "c")
+    return from_features(
+        name="made", train=train, test=test, aux=aux, class_names=names, categorical=GROUPS
+    )
+
+
+def observed(
+    data: Dataset, defense: Defense | None = None, *, model: str = "logistic", **more: Any
+) -> tuple[Seen, Truth, Context]:
+    defense, network = defense or Defense(), network_for(data, model)
+    seen, truth = seen_under(data, network, defense, **{"clients": 4, **more})
+    return seen, truth, context_for(data, network, defense)
+
+
+def attacked(data: Dataset, *given: Any, **more: Any) -> dict[str, Any]:
+    """Scores of the answer, how many victims failed, and what it leaves unexplained."""
+    seen, truth, ctx = observed(data, *given, **more)
+    attack = Analytic()
+    assert attack.applies(seen) is None
+    answer = attack.run(seen, ctx)
+    scores = score(
+        answer, x=truth.x, y=truth.y, classes=3, aux_x=data.aux_x, categorical=data.categorical
+    )
+    assert scores.images is not None
+    means = {n: float(np.mean(v)) for n, v in scores.values.items()}
+    left = Likelihood().unexplained(seen, ctx, answer)
+    anyone = float(np.mean(of_anyone(scores.images, truth.x)["mse_anyone"]))
+    return {**means, "failed": scores.failed, "left": left, "anyone": anyone}
+
+
+@pytest.mark.parametrize(("model", "batch"), [("logistic", 8), ("mlp3", 4)])
+def test_a_batch_gives_all_its_records(table: Dataset, model: str, batch: int) -> None:
+    """Three classes tell as many equations as there are numeric values."""
+    got = attacked(table, model=model, batch=batch, clients=1)
+    assert (got["failed"], got["exact"], got["label_accuracy"]) == (0, 1.0, 1.0)
+    assert got["anyone"] <= got["mse"] < 1e-4
+    assert got["left"] is None or float(got["left"].max()) < EXPLAINED
+
+
+def test_a_sum_over_clients_gives_the_records_of_all(table: Dataset) -> None:
+    got = attacked(table, SecureAggregation(), batch=1)
+    assert (got["failed"], got["exact"], got["label_accuracy"]) == (0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("defense", "batch"),
+    [(FedMLHE(share=0.2), 1), (FedMLHE(share=0.05), 4), (MaskCrypt(share=0.5), 1)],
+)
+def test_records_are_read_off_a_part(table: Dataset, defense: Defense, batch: int) -> None:
+    """MaskCrypt hides all that is not 0, but its lists name it."""
+    got = attacked(table, defense, batch=batch)
+    assert (got["failed"], got["attribute_accuracy"]) == (0, 1.0)
+    floor = float(table.aux_x.var(dim=0).mean())
+    assert got["mse"] < floor / 2
+
+
+def test_what_does_not_reproduce_the_gradient_fails(table: Dataset) -> None:
+    seen, _, ctx = observed(table, batch=4)
+    (upload,) = seen.of(seen.clients[0], "update")
+    for part in upload.parts.values():
+        part.values.mul_(0.5)  # a sum of halved errors, which no softmax has
+    failed = Analytic().run(seen, ctx).failed
+    assert failed is not None
+    assert failed.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("defense", "more", "reason"),
+    [
+        (GaussianUpdate(clip_norm=5.0, noise_multiplier=0.1), {}, "noise or rounding"),
+        (None, {"batch": MOST + 1}, "more subsets than can be searched"),
+        (None, {"local_steps": 2}, "a sum over 2 local steps"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(
+    table: Dataset, defense: Defense | None, more: dict[str, Any], reason: str
+) -> None:
+    seen, _, _ = observed(table, defense, **{"batch": 4, **more})
+    assert reason in str(Analytic().applies(seen))
+
+
+def test_a_category_without_public_records_joins_the_group_that_lacks_it() -> None:
+    public = np.array([[1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=float)
+    public[[0, 2], 3:] = [0, 1]
+    total = np.array([0.9])
+    first = np.array([[0.5], [0.0], [0.4], [0.0], [0.9]])  # the third column completes the first
+    second = np.array([[0.5], [0.4], [0.4], [0.0], [0.5]])
+    assert find_groups(public, first, total, 1e-6) == [range(3), range(3, 5)]
+    assert find_groups(public, second, total, 1e-6) == [range(2), range(2, 5)]
+    numeric = np.random.default_rng(0).normal(size=(5, 3))
+    told = np.ones((4, 1), dtype=bool)
+    assert decode(np.ones((4, 1)), told, numeric, 2, 1e-6, None) == []
