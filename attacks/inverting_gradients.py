@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.engine.encoding import Encoding
-from attacks.engine.evidence import Evidence
+from attacks.engine.evidence import Evidence, releases_of
 from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher, build_matcher
 from attacks.engine.observation import lawless, nothing_to_match, parse_view
@@ -18,7 +18,7 @@ from attacks.engine.orders import link
 from attacks.engine.posterior import answer_by_posterior
 from attacks.engine.private import with_private_parts
 from attacks.engine.restarts import Problems, Start, Wave, solve
-from attacks.engine.terms import roughness, total_variation
+from attacks.engine.terms import MIDWAY, roughness, total_variation
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.settings import check_number
 
@@ -35,6 +35,8 @@ _FADES = (0.03, 0.003)
 """Distances below which total variation fades, of a victim's starts in turn; the first judges all.
 An exact upload is matched to far below them, a noisy one does not come near. The earlier it fades,
 the sooner an image is exact; the later, the better for one that the upload hardly tells."""
+_SHIFT = 0.1
+"""Step of where replaced steps begin, beside that of pixels."""
 
 
 class InvertingGradients(Attack):
@@ -62,6 +64,8 @@ class InvertingGradients(Attack):
             normal of the paper's objective); further ones are the next public or random.
     """
 
+    steps: int | None = None
+    """Of all samples, that replace local steps (see `Evidence`)."""
     recovers = frozenset({"images", "labels", "counts"})
     reads = "all"
     source = "Geiping et al., arXiv:2003.14053"
@@ -92,8 +96,9 @@ class InvertingGradients(Attack):
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         releases = with_private_parts(link(parse_view(seen), ctx, apart=False), ctx)
-        evidence = Evidence(releases, ctx, dtype=torch.float32, distance="cosine")
-        encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype)
+        evidence = Evidence(releases, ctx, dtype=torch.float32, distance="cosine", steps=self.steps)
+        shifts = int(any(one.steps is not None for one in releases_of(evidence)))
+        encoding = Encoding(ctx, samples=evidence.clients.samples, dtype=evidence.dtype, own=shifts)
         given, fading = self.total_variation, None
         if given is None and encoding.image:
             fading = _SMOOTHNESS / max(float(roughness(ctx.aux_x).mean()), _FLAT)
@@ -170,11 +175,17 @@ class SignedAdam:
         below = fades[problems.turn % len(fades)]
         if self.fading is not None:
             evaluate = fade_variation(plain, encoding, weight=self.fading, below=below)
+        start = problems.start
+        rates: float | Tensor = self.lr
+        if encoding.own:
+            start = torch.cat([start, start.new_full((len(start), encoding.own), MIDWAY)], dim=1)
+            rates = torch.full_like(start[0], self.lr)
+            rates[encoding.pixels :] *= _SHIFT
         minimum = descend(
             Phase(evaluate=evaluate, stop=problems.stop, dtype=encoding.dtype),
-            problems.start,
+            start,
             steps=self.steps,
-            lr=self.lr,
+            lr=rates,
             decay=self.decay,
             signed=True,
             low=0.0 if encoding.image else -torch.inf,

@@ -180,7 +180,14 @@ def seen_under(
     )
     cuts = {"cuts": settings.cuts, "labels": settings.labels} if split else {}
     federation = federation_of(
-        dataset, network, defense, clients=clients, seed=seed, protocol=protocol, **cuts
+        dataset,
+        network,
+        defense,
+        clients=clients,
+        seed=seed,
+        protocol=protocol,
+        **cuts,
+        each=max(24, threat.get("batch", 1) * threat.get("local_steps", 1)),
     )
     return observed_round(federation, dataset, settings, **threat)
 

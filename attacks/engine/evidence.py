@@ -68,6 +68,10 @@ class Evidence:
         distance: `likelihood` (squared distance without noise) or `cosine` of the uploads.
         share: Weight of one release's cosine; None: such that those of all releases are averaged.
         arranged: Whether candidates' samples stand as the last release's first epoch used them.
+        steps: How many steps of all samples replace a client's several local steps where only its
+            upload was seen. They begin between the broadcast and such a part of the way to where
+            the client ended. None: the local steps are simulated.
+            Source: of one step, Zhu, Yao, Blaschko, Surrogate Model Extension, ICML 2023.
         known: Other releases with their candidate clients, which those from the same state share.
 
     Attributes:
@@ -93,16 +97,20 @@ class Evidence:
         distance: Distance = "likelihood",
         share: float | None = None,
         arranged: bool = True,
+        steps: int | None = None,
         known: list[tuple[Release, Clients]] | None = None,
     ) -> None:
         *before, release = releases
         self.release, self.ctx, self.dtype, self.distance = release, ctx, dtype, distance
         share = 1 / len(releases) if share is None else share
         known = [] if known is None else known
-        alone = partial(Evidence, ctx=ctx, dtype=dtype, distance=distance)
+        alone = partial(Evidence, ctx=ctx, dtype=dtype, distance=distance, steps=steps)
         self.earlier = [alone([r], share=share, arranged=False, known=known) for r in before]
         alike = next((c for other, c in known if release.same_start(other)), None)
-        self.clients = alike or Clients(release, ctx, dtype=dtype)
+        replaced = steps is not None and release.steps > 1 and SMASHED not in release.by_sample
+        self.steps = steps if replaced else None
+        trained = release if self.steps is None else _unite_steps(release, self.steps)
+        self.clients = alike or Clients(trained, ctx, dtype=dtype)
         self.clients.shared = alike is not None
         known.append((release, self.clients))
         # Beside coordinates that were opened, and are exact, noised ones add nothing.
@@ -140,6 +148,7 @@ class Evidence:
                 law=self.noise,
                 bounds=self.bounds if distance == "likelihood" else None,
                 own=release.own if distance == "likelihood" else None,
+                shift=None if self.steps is None else self._find_shift(observation, self.steps),
             )
             # Steps use samples in an order that is not known, or, under a split protocol, on
             # server stages that move in a way that is not simulated, which counts as noise alike.
@@ -195,6 +204,11 @@ class Evidence:
             values={n: sent.values[n].to(device) for n in kept},
             present={n: sent.present[n].to(device) for n in kept},
         )
+
+    def _find_shift(self, sent: ObservedUploads, steps: int) -> dict[str, Tensor]:
+        """From the broadcast to where each victim ended, over `steps`; 0 where nothing was seen."""
+        part = -self.release.step / steps
+        return {n: part * torch.where(sent.present[n], g, 0.0) for n, g in sent.values.items()}
 
     def _weigh_together(
         self, view: SplitView, observation: ObservedUploads | None
@@ -319,6 +333,14 @@ def keeping(evidence: Evidence) -> list[Uploads]:
     """Uploads of the releases whose clients kept something to themselves."""
     uploads = [one.uploads for one in releases_of(evidence)]
     return [u for u in uploads if u is not None and u.own is not None]
+
+
+def _unite_steps(release: Release, steps: int) -> Release:
+    """The release as if its clients had made so many steps, each of all their samples."""
+    known = {k: v for k, v in release.seen.known.items() if k != "summed"}
+    known["lr"] = release.step / steps
+    seen = replace(release.seen, known=known)
+    return replace(release, seen=seen, steps=steps, batch=release.samples)
 
 
 def _square(view: SplitView) -> Tensor:

@@ -463,7 +463,7 @@ def descend(
     start: Tensor,
     *,
     steps: int,
-    lr: float,
+    lr: float | Tensor,
     signed: bool,
     low: float,
     high: float,
@@ -479,7 +479,7 @@ def descend(
         phase: The functions, and the loss at which each is solved.
         start: Points [P, N].
         steps: Evaluations of each problem.
-        lr: First step length.
+        lr: First step length, or one of each number [N].
         signed: Whether only the sign of each derivative enters Adam.
         low: Least coordinate.
         high: Largest coordinate.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.engine.clients import Clients, Returned, as_vector
 from attacks.engine.observation import ObservedUploads, OwnValues, SplitView
+from attacks.engine.optimisers import column
 from attacks.engine.orders import Orders
 from bench.api import GaussianNoise, Mechanism, Prepared, State, squared_distance
 from bench.toolkit.vectors import flatten
@@ -23,6 +24,8 @@ from bench.toolkit.vectors import flatten
 _TINY = 1e-30
 RESOLVED = 1e-14
 """Share of what was seen below which a squared distance counts as this."""
+MIDWAY = 0.5
+"""Share of `Uploads.shift` that is supposed at first."""
 _LOUD, _QUIET = 1.0, 1e-8
 """Squared noise as shares of |observation|^2, between which a fading prior weighs."""
 _SUM, _LOOSE = 1e-5, 0.3
@@ -85,6 +88,8 @@ class Uploads:
         own: What the victims kept to themselves, or None.
         unexplained: Standard deviation [V] of what no candidate explains all the same; None where
             nothing is known of it.
+        shift: Moves of the victims [V, ...] by name, from somewhere along which steps of all
+            samples replace the local steps (see `Evidence`), or None.
     """
 
     clients: Clients
@@ -96,6 +101,7 @@ class Uploads:
     own: OwnValues | None = None
     orders: Orders | None = None
     unexplained: Tensor | None = None
+    shift: State | None = None
 
     def simulate(
         self, x: Tensor, y: Tensor, victims: Tensor | None = None, own: Tensor | None = None
@@ -120,7 +126,10 @@ class Uploads:
 
     def moves(self, victims: Tensor | None, own: Tensor | None = None) -> State | None:
         """From what was received to where the victims started [P, ...], or None; own: see
-        `Candidate`."""
+        `Candidate`, or the share of `shift` [P, 1], by default half."""
+        if self.shift is not None and victims is not None:
+            share = torch.full_like(self.values[victims, :1], MIDWAY) if own is None else own
+            return {n: column(share[:, 0], s) * s[victims] for n, s in self.shift.items()}
         if self.own is None or victims is None:
             return None
         if own is None and self.own.found is not None:
@@ -287,7 +296,8 @@ def upload_cosine(uploads: Uploads, share: float) -> Term:
     """
 
     def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
-        sent = uploads.vector(candidate.x, candidate.y, victims) * uploads.mask(victims)
+        sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
+        sent = sent * uploads.mask(victims)
         inner, square = (sent * uploads.values[victims]).sum(dim=1), sent.square().sum(dim=1)
         seen = uploads.observation.square[victims].clamp_min(_TINY)
         away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
