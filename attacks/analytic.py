@@ -199,7 +199,8 @@ class Analytic(Attack):
     variance the answer is the posterior mean of a Gaussian prior per coordinate, fitted on public
     data: with S = sum_j db_j^2 less its expected noise, it moves from the quotient to the public
     mean as S falls to the noise. A victim without a visible gradient (all its units dead) is
-    failed.
+    failed. Several records of a table are decoded with their labels (see `one_hot`); a victim is
+    failed unless they reproduce what was seen.
     Source: Phong, Aono, Hayashi, Wang, Moriai 2018 (IEEE TIFS), Sec. III; Geiping et al.,
     arXiv:2003.14053, Prop. 3.1. Departures: least squares over the rows, and the shrinkage.
     """
@@ -266,7 +267,8 @@ def decode_records(
     gradient, of those that reproduce what was seen."""
     last = releases[-1]
     (name, bias), samples = first_layer(last.seen), last.samples
-    sent, told = layer.table
+    sent = torch.cat([layer.weight[0], layer.bias[0][..., None]], dim=2)
+    told = torch.cat([layer.weight_present, layer.bias_present[..., None]], dim=2)
     if (samples == 1 and bool(told.all())) or one_hot.why_not(last) is not None:
         return {}
     layers = [torch.cat([r.before[name], r.before[str(bias)][:, None]], dim=1) for r in releases]
@@ -277,9 +279,8 @@ def decode_records(
     players = [build_player(r, ctx, torch.ones(1).double(), torch.zeros(1)) for r in releases]
     records, lists = {}, rankings(last.seen) if samples == 1 else {}
     for victim, client in enumerate(last.clients):
-        listed = None
-        if client in lists:
-            listed = without_ties(lists[client])[0][name].amax(dim=0).cpu().numpy() > 0
+        ranks = without_ties(lists[client])[0][name].amax(dim=0) if client in lists else None
+        listed = None if ranks is None else ranks.cpu().numpy() > 0
         gradient, seen = samples * sent[victim].T.cpu(), told[victim].T.cpu()
         decoded = one_hot.decode(
             gradient.numpy(), seen.numpy(), public.numpy(), samples, tolerance,
@@ -306,8 +307,11 @@ def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dic
         part = message.parts[first_layer(release.seen)[0]]
         if part.present is None or part.absent == "zero":
             continue
-        table, present = (t[victim].cpu().numpy() for t in layer.table)
-        completed = complete_inputs(table, present, public.numpy())
+        table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
+        present = torch.cat(
+            [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
+        )
+        completed = complete_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
         if completed is not None:
             inputs[victim] = torch.from_numpy(completed)
     return inputs
@@ -358,15 +362,6 @@ class LayerGradient:
             return tuple(rows(each) for each in zip(*values, strict=True))
 
         return LayerGradient(**{n: rows([vars(p)[n] for p in parts]) for n in vars(parts[0])})
-
-    @property
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Weight's and, as the last column, bias's first candidates [V, O, F + 1], and which were
-        seen."""
-        weight, bias = (self.weight[0], self.weight_present), (self.bias[0], self.bias_present)
-        pairs = zip(weight, bias, strict=True)
-        table, seen = (torch.cat([w, b[..., None]], dim=2) for w, b in pairs)
-        return table, seen
 
     @property
     def present(self) -> Tensor:
