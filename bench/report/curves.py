@@ -12,7 +12,7 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.protocols.settings import rounds_before
 from bench.records import Row
-from bench.report.paper import COLOURS, MARKERS, bars, looks, plot, set_log
+from bench.report.paper import COLOURS, GREY, MARKERS, bars, looks, plot, set_log
 from bench.report.scatters import exact
 from bench.report.tables import same_training
 
@@ -115,6 +115,30 @@ def course(
             axes.set_ylim(-0.03, 1.03)
         elif what != "accuracy":
             set_log(axes, "y")
+    return figure
+
+
+def membership(table: Sequence[Row], rows: Sequence[Row], *, width: str = "column") -> Figure:
+    """Draw true over false positives of membership inference in one table, a line per setting, on
+    logarithmic axes; dotted: guessing.
+
+    Raises:
+        UserError: If it was not measured.
+    """
+    curves = [r.membership.curve if r.membership else {} for r in table]
+    if not any(curves):
+        raise UserError("membership inference was not measured in this table.")
+    missing = [r.setting for r, curve in zip(table, curves, strict=True) if not curve]
+    with plot(width, missing) as (figure, axes):
+        for row, curve, (colour, marker) in zip(table, curves, looks(table, rows), strict=True):
+            if curve:
+                look = {"color": colour, "marker": marker, "label": row.setting}
+                axes.plot([*curve], [*curve.values()], markersize=3, **look)
+        ends = axes.get_xlim()
+        axes.plot(ends, ends, color=GREY, linestyle="dotted", label="guessing")
+        set_log(axes, "x")
+        set_log(axes, "y")
+        axes.set(xlabel="false positives", ylabel="true positives (safer ↓)", ylim=(1e-3, 1.1))
     return figure
 
 

@@ -30,7 +30,11 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
-_HEADS = {"recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
+_HEADS = {
+    "recognised": "recog-\nnised",
+    "membership": "member-\nship",
+    "accuracy drop": "accuracy\ndrop",
+}
 """Of the overview's columns; of the others the last word."""
 
 
@@ -50,8 +54,9 @@ def _overview_table(title: str, frame: DataFrame) -> Group:
     frame["last"] = frame["defense"] == UNDEFENDED
     frame = frame.sort_values(["last", "leak"])
     shown = frame.drop(columns=["leak", "style", "setting", "last"])
-    if (shown["recognised"] == "–").all():
-        shown = shown.drop(columns="recognised")
+    for optional in ("recognised", "membership"):
+        if (shown[optional] == "–").all():
+            shown = shown.drop(columns=optional)
     table = _empty(None)
     table.add_column("defense", overflow="fold")
     for name in shown.columns[1:]:

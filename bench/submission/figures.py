@@ -99,6 +99,8 @@ def _of_training(record: TrainRecord) -> dict[str, Figure]:
         figures["eps audited"] = (audit.eps_audited, None)
         figures["audit of the claim"] = (audit.verdict_claim, None)
         figures["audit of the proof"] = (audit.verdict_proof, None)
+    if record.membership:
+        figures["membership"] = ([right for _, right in record.membership.curve], None)
     return figures
 
 
