@@ -27,7 +27,7 @@ from bench.toolkit.per_sample import per_sample_gradients
 
 OWN, HELD_OUT = 50, 1000
 """Most candidates among a client's samples, and among held-out samples."""
-COORDINATES = 2**16
+COORDINATES = 2**14
 """Most coordinates of an update that are read, drawn by the seed."""
 CURVE = (0.001, 0.002, 0.005, FALSE_POSITIVES, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of false positives of which true positives are recorded, if they are `_FEWEST` or more."""
@@ -58,7 +58,8 @@ class MembershipInference:
         self.candidates = {c.id: draw(c.x, c.y, OWN) for c in federation.clients}
         self.candidates[_NOBODY] = draw(dataset.test_x, dataset.test_y, HELD_OUT)
         total = sum(v.numel() for v in federation.state.values())
-        self.coordinates = torch.randperm(total, generator=rng)[:COORDINATES].to(device)
+        drawn = torch.randperm(total, generator=rng)[:COORDINATES]
+        self.coordinates = drawn.sort().values.to(device)
         self.scores: dict[tuple[str, str], list[Tensor]] = {}
 
     def add_round(self, federation: Federation, result: RoundResult) -> None:
