@@ -12,7 +12,7 @@ import torch
 
 import bench
 from bench.errors import UserError
-from bench.harness.membership import infer_shares, standardise, summarise_scores
+from bench.harness.membership import infer_shares, standardise, trace_curve
 from bench.protocols.settings import ThreatSettings
 from bench.records import Membership
 from bench.report import figures
@@ -98,9 +98,7 @@ def test_scores_compare_with_other_clients_and_the_same_label() -> None:
 def test_guessing_tells_one_member_in_a_hundred() -> None:
     rng = torch.Generator().manual_seed(0)
     members = torch.arange(12000) < 2000
-    guessed = summarise_scores(
-        torch.rand(12000, generator=rng), members, torch.ones(12000, dtype=torch.float64)
-    )
+    guessed = trace_curve(torch.rand(12000, generator=rng), members)
     curve = dict(guessed.curve)
     assert (guessed.members, guessed.others) == (2000, 10000)
     assert guessed.auc == pytest.approx(0.5, abs=0.03)

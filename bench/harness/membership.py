@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn.functional import normalize, one_hot
 
 from bench.contract.messages import SUM, UPLOAD_KINDS, Part, State, as_kind
@@ -23,12 +24,11 @@ from bench.protocols.observe import read_messages
 from bench.records.outcomes import FALSE_POSITIVES, Membership
 from bench.seeding import generator
 from bench.toolkit.losses import NetworkLoss
-from bench.toolkit.per_sample import per_sample_gradients
 
 OWN, HELD_OUT = 50, 1000
 """Most candidates among a client's samples, and among held-out samples."""
 COORDINATES = 2**14
-"""Most coordinates of an update that are read, drawn by the seed."""
+"""Most coordinates of an update that are read, the same in every round."""
 CURVE = (0.001, 0.002, 0.005, FALSE_POSITIVES, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Shares of false positives of which true positives are recorded, if they are `_FEWEST` or more."""
 _FEWEST = 10
@@ -57,28 +57,30 @@ class MembershipInference:
 
         self.candidates = {c.id: draw(c.x, c.y, OWN) for c in federation.clients}
         self.candidates[_NOBODY] = draw(dataset.test_x, dataset.test_y, HELD_OUT)
-        total = sum(v.numel() for v in federation.state.values())
-        drawn = torch.randperm(total, generator=rng)[:COORDINATES]
-        self.coordinates = drawn.sort().values.to(device)
         self.scores: dict[tuple[str, str], list[Tensor]] = {}
 
     def add_round(self, federation: Federation, result: RoundResult) -> None:
         """Score each participant's candidates and the held-out ones by a recorded round, which the
         federation has just played."""
         start = federation.defense.receive(result.before, federation.const)
+        rng = generator(federation.seed, "membership coordinates")
+        drawn = torch.randperm(sum(v.numel() for v in start.values()), generator=rng)[:COORDINATES]
+        read = drawn.sort().values.to(federation.device)
         owners = [c.id for c in result.joined]
         sent: dict[str, dict[str, Part]] = {}
         for message in read_messages(federation.defense, result, owners)[0]:
             if message.kind in UPLOAD_KINDS and message.sender in (*owners, SUM):
                 upload = as_kind(message, "gradient", base=result.before, lr=result.lr)
                 sent.setdefault(message.sender, {}).update(upload.parts)
-        flat = {sender: self._flatten(parts, start) for sender, parts in sent.items()}
+        flat = {sender: _flatten(parts, start, read) for sender, parts in sent.items()}
         flat = {s: (v, told) for s, (v, told) in flat.items() if v.any() and v.isfinite().all()}
         if not flat or any(c.cut is not None for c in result.joined):
             return
         owners.append(_NOBODY)
         x, y = (torch.cat(v) for v in zip(*(self.candidates[o] for o in owners), strict=True))
-        gradients = self._compute_gradients(federation, start, x, y)
+        gradients = _compute_gradients(federation, start, x, y, read)
+        if not gradients.isfinite().all():
+            return
         updates, told = (torch.stack(v) for v in zip(*flat.values(), strict=True))
         shares = torch.zeros(len(updates), len(y), dtype=torch.float64, device=y.device)
         for mask in told.unique(dim=0):
@@ -90,57 +92,43 @@ class MembershipInference:
                 if owner in (sender, _NOBODY) or sender == SUM:
                     self.scores.setdefault((sender, owner), []).append(part)
 
-    def _flatten(self, parts: Mapping[str, Part], like: State) -> tuple[Tensor, Tensor]:
-        """Return values and whether they are known, at the coordinates that are read."""
-        hidden = {n: Part(values=v, present=v.new_zeros(v.shape).bool()) for n, v in like.items()}
-        mine = [parts.get(n, part) for n, part in hidden.items()]
-        values = [torch.where(p.presence(), p.values, 0.0).flatten() for p in mine]
-        told = torch.cat([p.told().flatten() for p in mine])
-        return torch.cat(values)[self.coordinates], told[self.coordinates]
-
-    def _compute_gradients(
-        self, federation: Federation, start: State, x: Tensor, y: Tensor
-    ) -> Tensor:
-        """Return each candidate's gradient [N, P] at the broadcast model."""
-        loss = NetworkLoss(
-            network=federation.network,
-            realize=lambda v: federation.defense.mean_realize(v, federation.const),
-            mode="eval",
-            buffers=federation.buffers,
-        )
-        labels = one_hot(y, federation.network.classes).float()
-        rows = []
-        for some in zip(x.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
-            each = per_sample_gradients(loss, start, *some)
-            flat = torch.cat([g.detach().flatten(1) for g in each.values()], dim=1)
-            rows.append(flat[:, self.coordinates])
-        return torch.cat(rows)
-
     def summarise(self) -> Membership:
-        """Return how well the scores tell members from others.
-
-        Rounds are joined as the sum of a pair's scores over the root of their number. Held-out
-        samples weigh so that each client's have the labels of its own candidates: a label that it
-        holds more of is no membership.
-        """
-        scores, members, weights = [], [], []
-        for sender in dict.fromkeys(sender for sender, _ in self.scores):
-            owners = [o for s, o in self.scores if s == sender and o != _NOBODY]
-            own_y = torch.cat([self.candidates[o][1] for o in owners])
-            other_y = self.candidates[_NOBODY][1]
-            most = 1 + max(int(own_y.max()), int(other_y.max()))
-            own, others = (y.bincount(minlength=most).double() for y in (own_y, other_y))
-            for owner in (*owners, _NOBODY):
-                rounds = torch.stack(self.scores[sender, owner])
-                scores.append(rounds.sum(dim=0) / math.sqrt(len(rounds)))
-                weight = torch.ones_like(scores[-1])
-                if owner == _NOBODY:
-                    weight = (own / others.clamp_min(1))[other_y].cpu()
-                weights.append(weight)
-                members.append(torch.full_like(weight, owner != _NOBODY))
+        """Return how well the scores tell members from others. Rounds are joined as the sum of a
+        pair's scores over the root of their number."""
+        scores, members = [], []
+        for (_, owner), rounds in self.scores.items():
+            scores.append(torch.stack(rounds).sum(dim=0) / math.sqrt(len(rounds)))
+            members.append(torch.full(scores[-1].shape, owner != _NOBODY))
         if not scores:
             return Membership(reason="no update of the whole network was seen in the open")
-        return summarise_scores(torch.cat(scores), torch.cat(members).bool(), torch.cat(weights))
+        return trace_curve(torch.cat(scores), torch.cat(members))
+
+
+def _flatten(parts: Mapping[str, Part], like: State, read: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and whether they are known, at the coordinates that are read."""
+    hidden = {n: Part(values=v, present=v.new_zeros(v.shape).bool()) for n, v in like.items()}
+    mine = [parts.get(n, part) for n, part in hidden.items()]
+    values = [torch.where(p.presence(), p.values, 0.0).flatten() for p in mine]
+    told = [p.told().flatten() for p in mine]
+    return torch.cat(values)[read], torch.cat(told)[read]
+
+
+def _compute_gradients(
+    federation: Federation, start: State, x: Tensor, y: Tensor, read: Tensor
+) -> Tensor:
+    """Return each candidate's gradient [N, P] at the broadcast model and the coordinates read."""
+    loss = NetworkLoss(
+        network=federation.network,
+        realize=lambda v: federation.defense.mean_realize(v, federation.const),
+        mode="eval",
+        buffers=federation.buffers,
+    )
+    labels = one_hot(y, federation.network.classes).float()
+    rows = []
+    for some in zip(x[:, None].split(_AT_ONCE), labels[:, None].split(_AT_ONCE), strict=True):
+        each = vmap(grad(loss), (None, 0, 0))(start, *some)
+        rows.append(torch.cat([g.detach().flatten(1) for g in each.values()], dim=1)[:, read])
+    return torch.cat(rows)
 
 
 def infer_shares(gradients: Tensor, updates: Tensor) -> Tensor:
@@ -181,24 +169,19 @@ def standardise(shares: Tensor, y: Tensor) -> Tensor:
     return scores
 
 
-def summarise_scores(scores: Tensor, members: Tensor, weights: Tensor) -> Membership:
-    """Return how well scores [N] tell members (bool [N]) from others of these weights."""
+def trace_curve(scores: Tensor, members: Tensor) -> Membership:
+    """Return how well scores [N] tell members, bool [N], from others."""
     from sklearn.metrics import auc, roc_curve  # takes seconds to import
 
-    others = int((~members & (weights > 0)).sum())
+    others = int((~members).sum())
     if others * FALSE_POSITIVES < _FEWEST:
         reason = f"{FALSE_POSITIVES:.0%} of {others} samples of others are fewer than {_FEWEST}"
         return Membership(reason=reason)
-    wrong, right, _ = roc_curve(
-        members.numpy(), scores.numpy(), sample_weight=weights.numpy(), drop_intermediate=False
-    )
-    wrong, right = wrong.clip(0, 1), right.clip(0, 1)
-    curve = [
-        (share, float(right[wrong <= share].max())) for share in CURVE if share * others >= _FEWEST
-    ]
+    wrong, right, _ = roc_curve(members.numpy(), scores.numpy(), drop_intermediate=False)
+    shares = [share for share in CURVE if share * others >= _FEWEST]
     return Membership(
         members=int(members.sum()),
         others=others,
         auc=float(auc(wrong, right)),
-        curve=tuple(curve),
+        curve=tuple((share, float(right[wrong <= share].max())) for share in shares),
     )

@@ -224,7 +224,7 @@ def _train(work: Training) -> TrainOutcome:
         observations={c: observations[c] for c in job.checkpoints},
         course=tuple(course),
         undeclared=declared.reasons(),
-        membership=recorder.inference and recorder.inference.summarise(),
+        membership=recorder.inference.summarise() if recorder.inference else None,
         workings=_workings(uploaded, spent, rounds),
         parameters=network.n_parameters,
         seconds=time.perf_counter() - began,

@@ -132,8 +132,8 @@ def membership(table: Sequence[Row], rows: Sequence[Row], *, width: str = "colum
     with plot(width, missing) as (figure, axes):
         for row, curve, (colour, marker) in zip(table, curves, looks(table, rows), strict=True):
             if curve:
-                look = {"color": colour, "marker": marker, "label": row.setting}
-                axes.plot([*curve], [*curve.values()], markersize=3, **look)
+                (line,) = axes.plot([*curve], [*curve.values()], color=colour, label=row.setting)
+                line.set(marker=marker, markersize=3)
         ends = axes.get_xlim()
         axes.plot(ends, ends, color=GREY, linestyle="dotted", label="guessing")
         set_log(axes, "x")

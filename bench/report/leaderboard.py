@@ -369,12 +369,15 @@ def _membership(done: Sequence[TrainRecord], ledger: Entry) -> MembershipFigures
         for m, curve in zip(known, curves, strict=True)
     ]
     bound = math.exp(min(ledger.eps_record, 100.0)) * FALSE_POSITIVES + ledger.delta
-    common = set.intersection(*map(set, curves))
     return MembershipFigures(
         rate=interval_of([each.astype(float) for each in told], (0.0, 1.0)),
         bound=bound if bound < 1 else None,
         auc=float(np.mean([m.auc for m in known])),
-        curve={x: float(np.mean([curve[x] for curve in curves])) for x in sorted(common)},
+        curve={
+            x: float(np.mean([curve[x] for curve in curves]))
+            for x in curves[0]
+            if all(x in curve for curve in curves)
+        },
     )
 
 
