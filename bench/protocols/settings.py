@@ -261,10 +261,7 @@ class ThreatSettings(BaseModel):
                 "the training itself."
             )
         if self.membership and not self.recorded:
-            raise UserError(
-                f"threat {self.name}: membership is measured in rounds of the training; set "
-                'work = "as_trained".'
-            )
+            raise UserError(f'threat {self.name}: membership needs work = "as_trained".')
         own = ("victims", "rounds", "batch", "local_steps", "local_epochs")
         given = [n for n in own if getattr(self, n) != type(self).model_fields[n].default]
         if self.recorded and (given or self.mode != "train"):

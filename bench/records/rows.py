@@ -225,14 +225,12 @@ class MembershipFigures:
     Attributes:
         rate: Share of members told at 1 % false positives; None where it was not measured.
         bound: Most of them that the proven epsilon allows; None where that is 1 or more.
-        auc: Mean over seeds.
         curve: Share of false positives -> true positives, mean over seeds.
         reason: Why it was not measured.
     """
 
     rate: Interval | None
     bound: float | None = None
-    auc: float | None = None
     curve: Mapping[float, float] = field(default_factory=dict)
     reason: str | None = None
 

@@ -78,7 +78,6 @@ def _membership_figures(row: Row) -> dict[str, Any]:
     return mean_and_ends("membership", figures.rate) | {
         "membership_at_0.001": figures.curve.get(0.001),
         "membership_bound": figures.bound,
-        "membership_auc": figures.auc,
     }
 
 

@@ -359,25 +359,18 @@ def _membership(done: Sequence[TrainRecord], ledger: Entry) -> MembershipFigures
     Of two records that replace each other, epsilon and delta bound the true positives at any share
     of false ones: Kairouz, Oh, Viswanath, arXiv:1311.0776.
     """
+    from pandas import DataFrame
+
     known = [r.membership for r in done if r.membership and r.membership.curve]
     if not known:
         reasons = [r.membership.reason for r in done if r.membership]
         return MembershipFigures(rate=None, reason=reasons[0]) if reasons else None
-    curves = [dict(m.curve) for m in known]
-    told = [
-        np.arange(m.members) < round(m.members * curve[FALSE_POSITIVES])
-        for m, curve in zip(known, curves, strict=True)
-    ]
+    told = [np.arange(m.members) < round(m.members * dict(m.curve)[FALSE_POSITIVES]) for m in known]
     bound = math.exp(min(ledger.eps_record, 100.0)) * FALSE_POSITIVES + ledger.delta
     return MembershipFigures(
         rate=interval_of([each.astype(float) for each in told], (0.0, 1.0)),
         bound=bound if bound < 1 else None,
-        auc=float(np.mean([m.auc for m in known])),
-        curve={
-            x: float(np.mean([curve[x] for curve in curves]))
-            for x in curves[0]
-            if all(x in curve for curve in curves)
-        },
+        curve=DataFrame([dict(m.curve) for m in known]).dropna(axis=1).mean().to_dict(),
     )
 
 

@@ -30,11 +30,7 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
-_HEADS = {
-    "recognised": "recog-\nnised",
-    "membership": "member-\nship",
-    "accuracy drop": "accuracy\ndrop",
-}
+_HEADS = {"recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
 """Of the overview's columns; of the others the last word."""
 
 
