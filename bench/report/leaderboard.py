@@ -370,7 +370,7 @@ def _membership(done: Sequence[TrainRecord], ledger: Entry) -> MembershipFigures
     return MembershipFigures(
         rate=interval_of([each.astype(float) for each in told], (0.0, 1.0)),
         bound=bound if bound < 1 else None,
-        curve=DataFrame([dict(m.curve) for m in known]).dropna(axis=1).mean().to_dict(),
+        curve=DataFrame([dict(m.curve) for m in known]).dropna(axis=1).mean().to_dict(),  # type: ignore[arg-type]
     )
 
 
