@@ -27,7 +27,7 @@ LAYERS = (
     ("harness.executors",),
     ("harness.scoring",),
     ("harness.train", "harness.attack"),
-    ("harness.cascade", "harness.work"),
+    ("harness.cascade", "harness.membership", "harness.work"),
     ("harness.keys",),
     ("harness.environment", "harness.sources", "harness.shared"),
     ("harness.plan", "harness.store"),

@@ -27,6 +27,7 @@ from bench.harness.environment import (
     shares_of,
     versions,
 )
+from bench.harness.membership import MembershipInference
 from bench.harness.work import Work
 from bench.privacy.ledger import account
 from bench.protocols.evaluate import Reached, Utility, evaluate
@@ -223,6 +224,7 @@ def _train(work: Training) -> TrainOutcome:
         observations={c: observations[c] for c in job.checkpoints},
         course=tuple(course),
         undeclared=declared.reasons(),
+        membership=recorder.inference.summarise() if recorder.inference else None,
         workings=_workings(uploaded, spent, rounds),
         parameters=network.n_parameters,
         seconds=time.perf_counter() - began,
@@ -326,6 +328,8 @@ class Recorder:
         self.numbers = rounds_to_record(job.protocol.rounds, job.seed) if self.threats else []
         self.views = dict.fromkeys((t.name for t in self.threats), 0)
         self.left_out: dict[str, None] = {}
+        asked = any(t.membership for t in self.threats)
+        self.inference = MembershipInference(federation, dataset) if asked else None
 
     def play(self, work: LocalWork, sampled: list[str]) -> RoundResult:
         """Play a round of the training; a log of its messages changes nothing of it."""
@@ -348,6 +352,8 @@ class Recorder:
                 save_release(seen, self.artifacts / f"{stem}-seen")
                 save_truth(truth, self.artifacts / f"{stem}{TRUTH}")
             self.views[threat.name] += len(views)
+        if self.inference:
+            self.inference.add_round(federation, result)
         return result
 
     def observations(self) -> dict[str, Observation]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bench.contract.attack import Seen
-from bench.contract.defense import Client
+from bench.contract.defense import Client, Defense
 from bench.contract.events import Round
 from bench.contract.mechanisms import average
-from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, detached
+from bench.contract.messages import SERVER, SUM, UPLOAD_KINDS, Message, detached
 from bench.errors import UserError
 from bench.protocols.aggregated import read_updates
 from bench.protocols.federation import Federation, RoundResult
@@ -186,12 +186,8 @@ def _view(
     by_id = {c.id: c for c in federation.clients}
     chosen = {v: result.used[v].flatten()[: victims.samples] for v in victims.ids}
     truth = truth_of([by_id[v] for v in victims.ids], chosen)
-    messages = result.wire.messages_for(SERVER)
     defense = federation.defense
-    read = read_updates(defense, result, victims.ids)
-    if read:
-        others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in read]
-        messages = (*others, *read.values())
+    messages, read = read_messages(defense, result, victims.ids)
     uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
     largest = max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])
     known_round = round_of(federation, victims, lr=protocol.lr, parameters=largest)
@@ -239,6 +235,19 @@ def _view(
         known=known,
     )
     return seen, truth
+
+
+def read_messages(
+    defense: Defense, result: RoundResult, clients: Sequence[str]
+) -> tuple[tuple[Message, ...], bool]:
+    """Return what the server holds of a round, and whether uploads are those that its own
+    aggregation reads."""
+    messages = result.wire.messages_for(SERVER)
+    read = read_updates(defense, result, clients)
+    if read:
+        others = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender not in read]
+        messages = (*others, *read.values())
+    return tuple(messages), bool(read)
 
 
 def round_of(federation: Federation, victims: Victims, *, lr: float, parameters: int) -> Round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -220,6 +221,8 @@ class ThreatSettings(BaseModel):
         hears: What the server learns of models: "addressed", what the protocol tells it (the model
             of every observed round, and the next one where it forms it), or "every_broadcast", the
             next one also where a key server or the clients form it.
+        membership: Whether it is measured which samples the server can tell a client trained on
+            (only "as_trained"). A suite that does not ask for it is recorded without the key.
     """
 
     model_config = STRICT
@@ -235,6 +238,7 @@ class ThreatSettings(BaseModel):
     mode: Literal["train", "eval"] = "eval"
     aux: int | None = Field(None, ge=1, le=MOST)
     hears: Literal["addressed", "every_broadcast"] = "addressed"
+    membership: bool = Field(False, exclude_if=operator.not_)
 
     @property
     def recorded(self) -> bool:
@@ -256,6 +260,8 @@ class ThreatSettings(BaseModel):
                 f'threat {self.name}: work "trained" is gone; "as_trained" observes rounds of '
                 "the training itself."
             )
+        if self.membership and not self.recorded:
+            raise UserError(f'threat {self.name}: membership needs work = "as_trained".')
         own = ("victims", "rounds", "batch", "local_steps", "local_epochs")
         given = [n for n in own if getattr(self, n) != type(self).model_fields[n].default]
         if self.recorded and (given or self.mode != "train"):

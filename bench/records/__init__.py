@@ -21,6 +21,7 @@ from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
     CONVERGED,
+    FALSE_POSITIVES,
     AttackInputs,
     AttackOutcome,
     AttackRecord,
@@ -31,6 +32,7 @@ from bench.records.outcomes import (
     DoubledRun,
     Kind,
     LedgerEntry,
+    Membership,
     NoResult,
     Observation,
     Record,
@@ -50,6 +52,7 @@ from bench.records.rows import (
     Leaks,
     LedgerWords,
     Marks,
+    MembershipFigures,
     Recognised,
     Row,
     WorstCase,

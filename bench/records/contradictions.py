@@ -100,6 +100,8 @@ def _training_claims(record: TrainRecord, job: TrainJob) -> Claims:
     if isinstance(record.audit, AuditSummary):
         yield record.audit.draws == job.audit, f"its audit has {record.audit.draws} draws"
         yield record.audit.eps_audited >= 0, f"its audit found {record.audit.eps_audited}"
+    asked = any(t.membership for t in job.threats)
+    yield asked == (record.membership is not None), "it measured membership, or not, unasked"
     known_threats = {t.name for t in job.threats}
     observed = record.observations
     yield observed.keys() == set(job.checkpoints), f"it was observed at {', '.join(observed)}"

@@ -210,6 +210,36 @@ class Workings:
     aggregation: float
 
 
+FALSE_POSITIVES = 0.01
+"""The share of false positives at which tables show the true positives of membership inference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """How well the server tells a client's training samples from samples that nobody trained on.
+
+    Attributes:
+        reason: Why it was not measured, None if it was.
+        members: Pairs of a client and one of its own samples.
+        others: Pairs of a client and a held-out sample of one of its labels.
+        auc: Chance that a member scores higher than another sample.
+        curve: Shares of false and true positives, in ascending order.
+    """
+
+    reason: str | None = None
+    members: Count = 0
+    others: Count = 0
+    auc: float = 0.5
+    curve: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        rising = all(list(shares) == sorted(shares) for shares in zip(*self.curve, strict=True))
+        shares = [self.auc, *(share for point in self.curve for share in point)]
+        measured = FALSE_POSITIVES in dict(self.curve) and self.members > 0 and self.others > 0
+        if measured == bool(self.reason) or not (rising and all(0 <= s <= 1 for s in shares)):
+            raise UserError("membership inference needs a rising curve of shares, or a reason.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(DoneRecord):
     """A training that is done.
@@ -236,6 +266,7 @@ class TrainRecord(DoneRecord):
         course: Accuracy and epsilon over the rounds; empty where the suite asks for none.
         workings: None in older records.
         undeclared: What of the messages is not as the defense declares, a clause each.
+        membership: Membership inference; None where the suite asks for none.
         inputs: The job; None in older records.
     """
 
@@ -260,7 +291,12 @@ class TrainRecord(DoneRecord):
     course: tuple[CoursePoint, ...] = ()
     workings: Workings | None = None
     undeclared: tuple[str, ...] = ()
+    membership: Membership | None = None
     inputs: TrainJob | None = None
+
+    def to_json_value(self) -> dict[str, Any]:
+        """As its file holds it: without `membership` where the suite asks for none."""
+        return {k: v for k, v in vars(self).items() if k != "membership" or v is not None}
 
     def __post_init__(self) -> None:
         for correct in (self.correct, *(point.correct for point in self.course)):

@@ -219,6 +219,23 @@ class CourseFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MembershipFigures:
+    """Membership inference on the trainings of a row.
+
+    Attributes:
+        rate: Share of members told at 1 % false positives; None where it was not measured.
+        bound: Most of them that the proven epsilon allows; None where that is 1 or more.
+        curve: Share of false positives -> true positives, mean over seeds.
+        reason: Why it was not measured.
+    """
+
+    rate: Interval | None
+    bound: float | None = None
+    curve: Mapping[float, float] = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One defense setting at one checkpoint.
 
@@ -261,6 +278,7 @@ class Row:
         accuracies: Seed -> accuracy of the common model.
         personal_accuracies: Seed -> mean accuracy of the clients' own networks.
         test_samples: On which those were measured; of several test sets the smallest.
+        membership: In rounds of the training, where the suite asks for it.
     """
 
     suite: str
@@ -299,6 +317,7 @@ class Row:
     accuracies: Mapping[int, float] = field(default_factory=dict)
     personal_accuracies: Mapping[int, float] = field(default_factory=dict)
     test_samples: int = 0
+    membership: MembershipFigures | None = None
 
     @property
     def ranking(self) -> WorstCase | None:
@@ -362,7 +381,8 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
-    values = {n: getattr(row, n) for n in names if n != "costs"}
+    absent = ("costs",) if row.membership else ("costs", "membership")
+    values = {n: getattr(row, n) for n in names if n not in absent}
     own = {"leakage": row.leak_interval, "flags": flags}
     return {"schema": ROW_SCHEMA, **values, **row.costs, **own}
 

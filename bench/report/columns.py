@@ -309,6 +309,17 @@ def _show_recognised(row: Row) -> Shown:
     return NOTHING if count is None else Shown(text=count.text, value=f"{count.count}")
 
 
+def show_membership(row: Row) -> Shown:
+    """0.53 [0.50, 0.56] ≤ 0.9: the share of members told at 1 % false positives, and the bound."""
+    figures = row.membership
+    if figures is None:
+        return NOTHING
+    if figures.rate is None:
+        return Shown(text="n/a", style="none", reason=str(figures.reason))
+    bound = "" if figures.bound is None else f"≤ {figures.bound:.2g}"
+    return replace(show_interval(figures.rate), beside=bound)
+
+
 # --- the columns ------------------------------------------------------------------------------
 
 
@@ -343,6 +354,7 @@ _DROP = Column(
     note="lost",
     shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100),
 )
+_MEMBERSHIP = Column(name="membership", note="membership", shown=show_membership)
 _BOUND = Column(name="upper bound", note="bound", shown=_case("worst"))
 _FLAGS = Column(
     name="flags",
@@ -360,7 +372,8 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
     choice = [_CHOICE] if any(r.choice for r in rows) else []
     sure = [_RECOGNISED] if any(r.leaks and r.leaks.recognised for r in rows) else []
-    verdict = [_LEAK, *sure, *choice, _BOUND, _DROP]
+    told = [_MEMBERSHIP] if any(r.membership for r in rows) else []
+    verdict = [_LEAK, *sure, *choice, _BOUND, *told, _DROP]
     return [
         *_BEFORE,
         *verdict,

@@ -16,7 +16,7 @@ from bench.files import no_link
 from bench.records import Row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
-from bench.report.plots import course, courses, pareto, spots_of
+from bench.report.plots import course, courses, membership, pareto, spots_of
 from bench.report.tables import tables
 
 _LETTER_WIDTH = 0.07
@@ -25,6 +25,7 @@ _LEAST = 3
 """Settings from which a plot tells more than the table above it."""
 CHOICES = {
     "pareto": "Accuracy against leakage",
+    "membership": "Membership inference",
     "over_accuracy": "Accuracy over the rounds",
     "over_leak": "Leakage over the rounds",
     "over_eps_record": "Proven epsilon over the rounds",
@@ -71,6 +72,8 @@ def of_table(members: Sequence[Row], rows: Sequence[Row]) -> dict[str, Figure]:
     drawn = {}
     if len(spots_of(members)) >= _LEAST:
         drawn["pareto"] = pareto(members, among=rows)
+    if any(r.membership and r.membership.curve for r in members):
+        drawn["membership"] = membership(members, rows)
     for what in courses(members, rows):
         drawn[f"over_{what}"] = course(members, rows, what)
     return drawn

@@ -12,7 +12,7 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS
 from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import Column, board_columns
+from bench.report.columns import Column, board_columns, show_membership
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
@@ -45,6 +45,7 @@ def figures_of(row: Row) -> dict[str, Any]:
         "recognised": recognised and recognised.count,
         "recognised_of": recognised and recognised.of,
         "recognised_by_baseline": recognised and recognised.baseline,
+        **_membership_figures(row),
         **mean_and_ends("accuracy_drop", row.accuracy_drop),
         **mean_and_ends("accuracy", row.accuracy),
         **mean_and_ends("personal_accuracy", row.personal_accuracy),
@@ -66,6 +67,17 @@ def figures_of(row: Row) -> dict[str, Any]:
         "interval_over": row.interval_over,
         "suite": row.suite,
         "flags": "; ".join(map(explain.sentence, row.flags)),
+    }
+
+
+def _membership_figures(row: Row) -> dict[str, Any]:
+    """Return nothing where the suite does not ask for membership inference."""
+    figures = row.membership
+    if figures is None:
+        return {}
+    return mean_and_ends("membership", figures.rate) | {
+        "membership_at_0.001": figures.curve.get(0.001),
+        "membership_bound": figures.bound,
     }
 
 
@@ -222,6 +234,7 @@ def table_texts(summary: overviews.Overview, place: int) -> DataFrame:
                 "leakage": verdict.leakage,
                 "": verdict.signs,
                 "recognised": verdict.recognised,
+                "membership": show_membership(verdict.row).text if verdict.row else "–",
                 "accuracy drop": verdict.drop_text,
                 **{c.title: overviews.times(verdict.costs.get(n)) for n, c in COSTS.items()},
                 "epsilon": overviews.epsilon_words(verdict.row.eps_record if verdict.row else None),

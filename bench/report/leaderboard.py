@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -13,9 +14,11 @@ import numpy as np
 
 from bench.harness.plan import expand
 from bench.harness.store import Store, key_of
-from bench.metrics.intervals import Interval, accuracy_interval, share_interval
-from bench.protocols.settings import Checkpoint, describe_works
+from bench.metrics.intervals import Interval, accuracy_interval, interval_of, share_interval
+from bench.privacy.entry import Entry
+from bench.protocols.settings import TRAINING, Checkpoint, describe_works
 from bench.records import (
+    FALSE_POSITIVES,
     AttackOutcome,
     AttackRecord,
     AuditSummary,
@@ -24,6 +27,7 @@ from bench.records import (
     CourseFigures,
     CoursePoint,
     LedgerWords,
+    MembershipFigures,
     PlannedTraining,
     Row,
     Run,
@@ -227,6 +231,7 @@ def _row_of_trainings(
         unit=ledger[0].unit,
         course=_course(done),
         workings=_workings(done),
+        membership=_membership(done, least) if checkpoint == TRAINING else None,
     )
 
 
@@ -306,6 +311,28 @@ def _workings(done: Sequence[TrainRecord]) -> Workings | None:
         return None
     return Workings(
         **{f.name: float(np.mean([getattr(w, f.name) for w in workings])) for f in fields(Workings)}
+    )
+
+
+def _membership(done: Sequence[TrainRecord], ledger: Entry) -> MembershipFigures | None:
+    """Return membership inference over seeds, None where the suite asks for none. ledger: of the
+    seed that proves least.
+
+    Of two records that replace each other, epsilon and delta bound the true positives at any share
+    of false ones: Kairouz, Oh, Viswanath, arXiv:1311.0776.
+    """
+    from pandas import DataFrame
+
+    known = [r.membership for r in done if r.membership and r.membership.curve]
+    if not known:
+        reasons = [r.membership.reason for r in done if r.membership]
+        return MembershipFigures(rate=None, reason=reasons[0]) if reasons else None
+    told = [np.arange(m.members) < round(m.members * dict(m.curve)[FALSE_POSITIVES]) for m in known]
+    bound = math.exp(min(ledger.eps_record, 100.0)) * FALSE_POSITIVES + ledger.delta
+    return MembershipFigures(
+        rate=interval_of([each.astype(float) for each in told], (0.0, 1.0)),
+        bound=bound if bound < 1 else None,
+        curve=DataFrame([dict(m.curve) for m in known]).dropna(axis=1).mean().to_dict(),  # type: ignore[arg-type]
     )
 
 

@@ -380,6 +380,8 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
             "recognised: images of which the true one is the nearest among 1,000, or records with "
             "every attribute right (in brackets: the baseline's, where it has a twentieth)."
         )
+    if any(v.row and v.row.membership for v in verdicts):
+        lines.append(explain.LEGEND["membership"])
     lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
     if doubts := list(dict.fromkeys(why for v in verdicts for why in v.doubts)):
         lines.append(f"? may leak more: {'; '.join(doubts)}.")

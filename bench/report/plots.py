@@ -123,6 +123,24 @@ def course(
     return figure
 
 
+def membership(table: Sequence[Row], rows: Sequence[Row], *, width: str = "column") -> Figure:
+    """Draw true over false positives of membership inference in one table, a line per setting, on
+    logarithmic axes; dotted: guessing."""
+    curves = [r.membership.curve if r.membership else {} for r in table]
+    missing = [r.setting for r, curve in zip(table, curves, strict=True) if not curve]
+    with plot(width, missing) as (figure, axes):
+        for row, curve, (colour, marker) in zip(table, curves, looks(table, rows), strict=True):
+            if curve:
+                (line,) = axes.plot([*curve], [*curve.values()], color=colour, label=row.setting)
+                line.set(marker=marker, markersize=3)
+        ends = axes.get_xlim()
+        axes.plot(ends, ends, color=GREY, linestyle="dotted", label="guessing")
+        set_log(axes, "x")
+        set_log(axes, "y")
+        axes.set(xlabel="false positives", ylabel="true positives (safer ↓)", ylim=(1e-3, 1.1))
+    return figure
+
+
 def sweep(table: DataFrame, *, width: str = "column") -> Figure:
     """Draw leakage over the values of one key; values that are no numbers stand side by side.
 

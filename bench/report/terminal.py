@@ -50,8 +50,9 @@ def _overview_table(title: str, frame: DataFrame) -> Group:
     frame["last"] = frame["defense"] == UNDEFENDED
     frame = frame.sort_values(["last", "leak"])
     shown = frame.drop(columns=["leak", "style", "setting", "last"])
-    if (shown["recognised"] == "–").all():
-        shown = shown.drop(columns="recognised")
+    for optional in ("recognised", "membership"):
+        if (shown[optional] == "–").all():
+            shown = shown.drop(columns=optional)
     table = _empty(None)
     table.add_column("defense", overflow="fold")
     for name in shown.columns[1:]:

@@ -27,6 +27,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "selected": any(r.choice for r in rows),
         "bound": any(r.worst for r in rows),
         "drop": any(r.accuracy_drop for r in rows),
+        "membership": any(r.membership for r in rows),
         "scores": any({"ssim", "lnacc"} & e.scores.keys() for e in entries),
         "floor": any(e.floor for e in entries),
         "proven": any(r.eps_record is not None for r in rows),

@@ -77,6 +77,8 @@ def _figures_of(record: DoneRecord) -> dict[str, Any]:
         right = record.correct
         values["accuracy"] = None if right is None else right / max(1, record.test_samples)
         values["diverged"] = record.diverged is not None
+        told = record.membership
+        values["membership"] = None if told is None else [right for _, right in told.curve]
     return dict(_flatten(values))
 
 
