@@ -221,7 +221,7 @@ class Membership:
     Attributes:
         reason: Why it was not measured, None if it was.
         members: Pairs of a client and one of its own samples.
-        others: Pairs of a client and a held-out sample of one of its labels.
+        others: Pairs of a client and a held-out sample.
         auc: Chance that a member scores higher than another sample.
         curve: Shares of false and true positives, in ascending order.
     """

@@ -99,8 +99,8 @@ def _table(title: str, rows: Sequence[Row], frame: DataFrame, letters: Sequence[
 
 
 def _cell(name: str, shown: Shown) -> str:
-    unit = shown.beside[:3] if name == "eps claimed" else ""
-    return f"{shown.text}{unit} {shown.mark}".strip()
+    units = {"eps claimed": shown.beside[:3], "membership": f" {shown.beside}"}
+    return f"{shown.text}{units.get(name, '')} {shown.mark}".strip()
 
 
 def _empty(title: str | None) -> Table:
