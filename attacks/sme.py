@@ -13,7 +13,7 @@ class SME(InvertingGradients):
     client ended, in place of all local steps: its gradient points where the update does, whatever
     the order of the samples. More steps begin within that part of the way and follow it better.
     Else as `inverting_gradients`, which it equals where a client made one step.
-    Departures: more than one step; start, total variation and steps of pixels as there.
+    Departures: more than one step on request; start, total variation and steps of pixels as there.
     Source: Zhu, Yao, Blaschko, Surrogate Model Extension, ICML 2023.
 
     Args:
@@ -23,7 +23,7 @@ class SME(InvertingGradients):
 
     source = "Zhu, Yao, Blaschko, arXiv:2306.00127"
 
-    def __init__(self, *, steps: int = 3, restarts: int = 1) -> None:
+    def __init__(self, *, steps: int = 1, restarts: int = 1) -> None:
         check_number("steps", steps, least=1)
         super().__init__(restarts=restarts)
         self.steps = steps
