@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.sandbox.conformance.plugins import progress
 from bench.sandbox.findings import Broken, Conformance, Finding, NotChecked
@@ -301,15 +300,6 @@ return out""", mechanisms=f"return ({noise(0.1)},)")),
         broken("Keeps the state.", aggregate="return dict(server.state)")),
 }  # fmt: skip
 """Check, hook and source of a defense by its mistake."""
-
-
-def check_plugins(
-    target: str, settings: Mapping[str, Any], *, fast: bool = False, dataset: str | None = None
-) -> Iterator[Conformance]:
-    """The conformance of every plugin that a name or file stands for, or of a model."""
-    for at, conformance in progress(target, settings, fast=fast, dataset=dataset):
-        if not at:
-            yield conformance
 
 
 def check_text(

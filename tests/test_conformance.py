@@ -22,7 +22,7 @@ from bench.registry import Registry, discover
 from bench.sandbox.conformance import defenses, process
 from bench.sandbox.conformance.leaks import _alike
 from bench.sandbox.conformance.playground import grounds, private_data
-from bench.sandbox.conformance.plugins import check
+from bench.sandbox.conformance.plugins import check, check_plugins
 from bench.sandbox.conformance.process import check_in_process
 from bench.sandbox.conformance.proofs import check_audit
 from bench.sandbox.findings import Broken, NotChecked
@@ -34,7 +34,6 @@ from tests.broken_plugins import (
     HEAD,
     PROVES_ENOUGH,
     PROVES_TOO_MUCH,
-    check_plugins,
     check_text,
     failures,
     outcome_of,

@@ -24,11 +24,11 @@ from bench.harness.launch import local, plan_suite
 from bench.models import bare_parameters, build, hand, unwrap
 from bench.models.module import ModuleNetwork
 from bench.registry import discover
+from bench.sandbox.conformance.plugins import check_plugins
 from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense
 from tests import strangers
-from tests.broken_plugins import check_plugins
 
 FILE = Path(strangers.__file__).relative_to(Path.cwd())
 CLASSES = 5

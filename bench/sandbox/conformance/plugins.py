@@ -146,15 +146,19 @@ def check(
 ) -> Conformance:
     """The conformance of one plugin with one setting.
 
-    fast: see `progress`. Raises UserError for bad settings."""
+    fast: see `check_plugins`. Raises UserError for bad settings."""
     *_, (_, conformance) = _examine(registry, kind, name, settings, fast)
     return conformance
 
 
-def progress(
-    target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None
-) -> Progress:
-    """As `run_cases`, of every plugin that a name or file stands for in turn, or of a model.
+def check_plugins(
+    target: str,
+    settings: Mapping[str, Any],
+    *,
+    fast: bool = False,
+    dataset: str | None = None,
+) -> Iterator[Conformance]:
+    """The conformance of every plugin that a name or file stands for, or of a model.
 
     Args:
         target: A name, FILE.py, or a model FILE.py:Net.
@@ -166,6 +170,15 @@ def progress(
         UserError: For bad settings, or for those of a file that defines several plugins that do not
             all have them.
     """
+    for at, conformance in progress(target, settings, fast=fast, dataset=dataset):
+        if not at:
+            yield conformance
+
+
+def progress(
+    target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None
+) -> Progress:
+    """As `run_cases`, of all plugins of `check_plugins` in turn."""
     if models.is_named(target):
         cases = model_cases(target, settings, dataset=dataset)
         yield from run_cases("model", target, settings, cases)

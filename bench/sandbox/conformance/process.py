@@ -34,11 +34,10 @@ def check_in_process(
     dataset: str | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Conformance]:
-    """The conformance of every plugin of `progress`, in a process of its own, which works in an
-    empty temporary folder.
+    """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
 
     Its end is the last finding, where a plugin brings it about or the check of one plugin takes
-    longer than `timeout_s`. Raises UserError as `progress`, and for a limit that is no number
+    longer than `timeout_s`. Raises UserError as `check_plugins`, and for a limit that is no number
     of seconds.
     """
     if not 1 <= timeout_s <= 1e6:
