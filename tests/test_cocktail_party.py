@@ -108,7 +108,6 @@ def test_what_is_not_mixed_is_refused() -> None:
     data = with_zeros()
     attack = CocktailParty()
     for model, batch, reason in (
-        ("mlp_spm", 1, "one sample is not mixed"),
         ("lenet", 3, "does not begin with a linear layer"),
         ("logistic", 5, "5 samples are mixed in 4 rows"),
     ):

@@ -7,8 +7,7 @@ import torch
 from attacks.engine.evidence import Evidence
 from attacks.engine.observation import parse_view
 from attacks.engine.terms import Candidate
-from attacks.inverting_gradients import InvertingGradients
-from attacks.sme import SME
+from attacks.inverting_gradients import SME, InvertingGradients
 from bench.api import Context, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset

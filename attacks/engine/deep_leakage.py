@@ -140,7 +140,8 @@ class DeepLeakage(Attack):
         stop = torch.full_like(square, -torch.inf) if noisy else _SOLVED * square
         waves = self._waves(optimiser, around_mean, known)
         begun = None
-        if not short and len(each) == 1 and not_mixed(each[0].seen) is None:
+        mixed = len(each) == 1 and each[0].samples > 1 and not_mixed(each[0].seen) is None
+        if mixed and not short:
             begun = self._lead_on(unmix_samples(each[0].seen, ctx), ctx, optimiser, known)
             waves[0] = replace(waves[0], above=_UNSOLVED * square)
         solution = solve(ctx, waves=waves, known=known, stop=stop, begun=begun)

@@ -40,7 +40,7 @@ Check = Callable[[Tensor], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture:
+class MixedRows:
     """The rows that a layer's gradient spans, as x = span c for coordinates c with ends c = 1.
 
     Attributes:
@@ -58,7 +58,7 @@ class Mixture:
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(grad: Tensor, samples: int, scale: Tensor, shift: Tensor, public: Tensor) -> Mixture:
+    def of(grad: Tensor, samples: int, scale: Tensor, shift: Tensor, public: Tensor) -> MixedRows:
         """From the gradient of weight and bias [O, F + 1] in float64.
 
         Args:
@@ -72,7 +72,7 @@ class Mixture:
         rank = int((size[:samples] > max(_NOISE_EDGE * noise, _RESOLVED * float(size[0]))).sum())
         ends = right[:rank, -1]
         beyond = (right[rank:, :-1].T * size[rank:]).norm(dim=1) / max(1, len(grad) - rank) ** 0.5
-        return Mixture(
+        return MixedRows(
             span=(right[:rank, :-1].T - shift[:, None] * ends) / scale[:, None],
             ends=ends,
             blur=(beyond / scale.abs())[:, None] / size[:rank],
@@ -145,7 +145,7 @@ class Mixture:
         return (zeros, c) if inside and zeros > len(c) + 1 else None
 
 
-def unmix(mixture: Mixture, check: Check | None, rng: torch.Generator) -> tuple[Tensor, int]:
+def unmix(mixture: MixedRows, check: Check | None, rng: torch.Generator) -> tuple[Tensor, int]:
     """Samples [R, F] of a mixture, and how many of them are told by their own zeros.
 
     check: Whether a sample [F] is one, or None where nobody knows.
@@ -195,8 +195,6 @@ def not_mixed(seen: Seen) -> str | None:
     weight, bias = first_layer(seen)
     if not weight or bias is None:
         return "the network does not begin with a linear layer with bias on the sample"
-    if release.samples < 2:
-        return "one sample is not mixed with others"
     if release.samples > len(seen.before[bias]):
         return f"{release.samples} samples are mixed in {len(seen.before[bias])} rows"
     if any(m.tells_interval or not m.faithful for m in release.acting):
@@ -222,7 +220,7 @@ def unmix_samples(seen: Seen, ctx: Context) -> Reconstruction:
     for victim, client in enumerate(seen.clients):
         grad = torch.cat([grads[name][victim], grads[str(bias)][victim][:, None]], dim=1)
         grad = grad.to(scale)
-        mixture = Mixture.of(grad, count, scale, shift, public)
+        mixture = MixedRows.of(grad, count, scale, shift, public)
         rank = len(mixture.ends)
         failed[victim] = rank == 0
         if failed[victim]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from attacks.inverting_gradients import InvertingGradients
-from attacks.sme import SME
+from attacks.inverting_gradients import SME, InvertingGradients
 from bench.contract.defense import Defense
 from bench.data import load_dataset
 from tests.benchmarks.timing import TRIES, best_of
