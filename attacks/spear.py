@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from attacks.engine.observation import gradient_estimate, lawless, parse_view, unusable
-from attacks.engine.samples import Play, build_player, first_layer, standardise
+from attacks.engine.samples import Play, build_player, first_layer, is_sent_whole, standardise
 from bench.api import Attack, Context, Reconstruction, Seen
 
 MOST = 25
@@ -207,8 +207,7 @@ class Spear(Attack):
             return f"{release.samples} samples need more sets of rows than can be drawn"
         if any(m.random or m.tells_interval or not m.faithful for m in release.acting):
             return "noise or rounding hides the rank of the gradient"
-        parts = [u.parts.get(n) for u in release.uploads for n in (weight, bias) if n]
-        if any(p is None or not bool(p.presence().all()) for p in parts):
+        if not is_sent_whole(release, weight, bias):
             return "the first layer's gradient was not sent in full"
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from attacks.engine.observation import gradient_estimate, lawless, parse_view, unusable
-from attacks.engine.samples import build_player, first_layer, standardise
+from attacks.engine.samples import build_player, first_layer, is_sent_whole, standardise
 from bench.api import Context, Reconstruction, Seen
 
 _NOISE_EDGE = 2.5
@@ -36,8 +36,6 @@ _MISFIT = 0.01
 _TRIES = 3
 """Directions per sample in which samples with zeros are sought."""
 
-Check = Callable[[Tensor], bool]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MixedRows:
@@ -46,14 +44,14 @@ class MixedRows:
     Attributes:
         span: Values of samples [F, R] of each coordinate.
         ends: What each coordinate adds to the 1 behind every sample [R].
-        blur: Standard deviation of rounding or noise in each value of the span [F, R].
+        seen: What gradients by the layer's outputs span, orthonormal [O, R].
         public: Public samples [N, F].
         shape: Of a sample.
     """
 
     span: Tensor
     ends: Tensor
-    blur: Tensor
+    seen: Tensor
     public: Tensor
     shape: tuple[int, ...]
 
@@ -67,15 +65,14 @@ class MixedRows:
             shift: See `standardise`.
             public: Public samples [N, *shape].
         """
-        _, size, right = torch.linalg.svd(grad, full_matrices=False)
+        left, size, right = torch.linalg.svd(grad, full_matrices=False)
         noise = float(size[samples:].median()) if len(size) > samples else 0.0
         rank = int((size[:samples] > max(_NOISE_EDGE * noise, _RESOLVED * float(size[0]))).sum())
         ends = right[:rank, -1]
-        beyond = (right[rank:, :-1].T * size[rank:]).norm(dim=1) / max(1, len(grad) - rank) ** 0.5
         return MixedRows(
             span=(right[:rank, :-1].T - shift[:, None] * ends) / scale[:, None],
             ends=ends,
-            blur=(beyond / scale.abs())[:, None] / size[:rank],
+            seen=left[:, :rank],
             public=public.flatten(1),
             shape=tuple(public.shape[1:]),
         )
@@ -93,8 +90,8 @@ class MixedRows:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what has not converged is used as far as it is
             ica = FastICA(whiten="unit-variance", max_iter=500, random_state=0)
-            found = torch.from_numpy(ica.fit(mixed.cpu().numpy()).components_).to(mixed)
-        return found / (found @ self.ends)[:, None]
+            spread = torch.from_numpy(ica.fit(mixed.cpu().numpy()).components_).to(mixed)
+        return spread / (spread @ self.ends)[:, None]
 
     @cached_property
     def sparse(self) -> Tensor:
@@ -127,10 +124,10 @@ class MixedRows:
                 c = self.corner((1 / ((rows @ c).abs() + pull)) @ rows)
         return c
 
-    def settle(self, c: Tensor | None) -> tuple[int, Tensor] | None:
-        """The number of zeros of the sample near c, and its coordinates [R] as its zeros alone tell
-        them; None where they don't."""
-        rows, blur = self.span[self.sparse], self.blur[self.sparse]
+    def settle(self, c: Tensor | None) -> Tensor | None:
+        """Coordinates [R] of the sample near c, as its zeros alone tell them; None where they
+        don't."""
+        rows = self.span[self.sparse]
         if c is None:
             return None
         for least in _ZERO:
@@ -140,15 +137,20 @@ class MixedRows:
             c = torch.linalg.eigh(shown.T @ shown).eigenvectors[:, 0]
             c = c / (c @ self.ends)
         x = rows @ c
-        zeros = int((x.abs() <= 12 * (blur * c).norm(dim=1) + 1e-9).sum())
         inside = float(x.min()) > -_BEYOND and float(x.max()) < 1 + _BEYOND
-        return (zeros, c) if inside and zeros > len(c) + 1 else None
+        return c if inside and int((x.abs() < _ZERO[0]).sum()) > len(c) + 1 else None
 
 
-def unmix(mixture: MixedRows, check: Check | None, rng: torch.Generator) -> tuple[Tensor, int]:
+def unmix(
+    mixture: MixedRows, misfit: Callable[[Tensor], Tensor] | None, rng: torch.Generator
+) -> tuple[Tensor, int]:
     """Samples [R, F] of a mixture, and how many of them are told by their own zeros.
 
-    check: Whether a sample [F] is one, or None where nobody knows.
+    Args:
+        mixture: The mixture.
+        misfit: How badly samples [N, F] suit it [N], of which those below `_MISFIT` count; None
+            where nobody knows: those with the most zeros count.
+        rng: Draws directions.
     """
     spread = mixture.components
     chosen, basis = list[Tensor](), mixture.ends.new_zeros(0, len(spread))
@@ -160,25 +162,26 @@ def unmix(mixture: MixedRows, check: Check | None, rng: torch.Generator) -> tupl
             chosen.append(c)
             basis = torch.cat([basis, (rest / rest.norm())[None]])
 
-    settled = list[tuple[int, Tensor]]()
-    sparse = int(mixture.sparse.sum()) > 2 * len(spread)
-    for turn in range((1 + _TRIES) * len(spread) if sparse else 0):
-        if turn < len(spread):
-            corner = mixture.corner_near(spread[turn])
-        else:
-            slope = torch.randn(len(spread), generator=rng).to(basis)
-            corner = mixture.corner(slope - basis.T @ (basis @ slope))
-        one = mixture.settle(corner)
-        if one is None:
-            continue
-        if check is None:
-            settled.append(one)
-        elif check(mixture.span @ one[1]):
-            add(one[1])
-        if len(chosen) == len(spread):
-            break
-    for _, c in sorted(settled, key=lambda s: -s[0]):
-        add(c)
+    def add_settled(corners: Iterable[Tensor | None]) -> None:
+        settled = [s for s in map(mixture.settle, corners) if s is not None]
+        if not settled:
+            return
+        x = torch.stack(settled) @ mixture.span.T
+        zeros = (x[:, mixture.sparse].abs() < _ZERO[0]).sum(dim=1)
+        fits = zeros > 0 if misfit is None else misfit(x) < _MISFIT
+        for place in zeros.argsort(descending=True, stable=True).tolist():
+            if fits[place]:
+                add(settled[place])
+
+    if int(mixture.sparse.sum()) > 2 * len(spread):
+        slopes = torch.randn(_TRIES * len(spread), len(spread), generator=rng).to(basis)
+        corners = [*map(mixture.corner_near, spread)]
+        if misfit is None:
+            corners += map(mixture.corner, slopes)
+        add_settled(corners)
+        for slope in slopes:
+            if len(chosen) < len(spread):
+                add_settled([mixture.corner(slope - basis.T @ (basis @ slope))])
     exact = len(chosen)
     units = spread / spread.norm(dim=1, keepdim=True)
     for _ in range(len(spread) - exact):
@@ -199,8 +202,7 @@ def not_mixed(seen: Seen) -> str | None:
         return f"{release.samples} samples are mixed in {len(seen.before[bias])} rows"
     if any(m.tells_interval or not m.faithful for m in release.acting):
         return "rounding hides the rank of the gradient"
-    parts = [u.parts.get(n) for u in release.uploads for n in (weight, bias)]
-    if any(p is None or not bool(p.presence().all()) for p in parts):
+    if not is_sent_whole(release, weight, bias):
         return "the first layer's gradient was not sent in full"
     return None
 
@@ -226,15 +228,14 @@ def unmix_samples(seen: Seen, ctx: Context) -> Reconstruction:
         if failed[victim]:
             notes.append(f"{client}: nothing is mixed in the gradient")
             continue
-        left = torch.linalg.svd(grad, full_matrices=False)[0][:, :rank]
 
-        def is_sample(x: Tensor, left: Tensor = left) -> bool:
-            own = play((x * scale + shift)[None])[0]
-            beyond = own - own @ left @ left.T
-            return float((beyond.norm(dim=1) / own.norm(dim=1)).min()) < _MISFIT
+        def misfit(x: Tensor, seen: Tensor = mixture.seen) -> Tensor:
+            own = play(x * scale + shift)
+            beyond = own - own @ seen @ seen.T
+            return (beyond.norm(dim=2) / own.norm(dim=2)).amin(dim=1)
 
         checked = release.steps == 1 and not any(m.random for m in release.acting)
-        x, exact = unmix(mixture, is_sample if checked else None, ctx.rng)
+        x, exact = unmix(mixture, misfit if checked else None, ctx.rng)
         answers[victim, : len(x)] = x.view(-1, *ctx.network.shape)
         inputs = x * scale + shift
         own = torch.linalg.pinv(torch.cat([inputs, torch.ones_like(x[:, :1])], dim=1)).T

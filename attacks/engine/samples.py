@@ -30,6 +30,12 @@ def first_layer(seen: Seen) -> tuple[str, str | None]:
     return "", None
 
 
+def is_sent_whole(release: Release, *names: str | None) -> bool:
+    """Return whether every upload has all values of these tensors; None stands for none."""
+    parts = [u.parts.get(n) for u in release.uploads for n in names if n]
+    return all(p is not None and bool(p.presence().all()) for p in parts)
+
+
 def samples_of(x: Tensor, ctx: Context) -> Tensor:
     """Samples [V, 1, *shape] of values [V, F], images within [0, 1]."""
     samples = x.view(len(x), 1, *ctx.network.shape).float().cpu()
