@@ -12,8 +12,6 @@ from bench.contract.attack import Reconstruction
 
 FIELDS = ("images", "labels", "label_counts", "failed")
 """What of an answer is scored."""
-_ROUNDING = 1e-3
-"""By which an image may leave [0, 1], where scoring cuts it off."""
 
 
 def validate_answer(answer: Reconstruction, shape: tuple[int, ...], classes: int) -> Reconstruction:
@@ -54,11 +52,12 @@ def _check_shape(value: Tensor | None, shape: tuple[int, ...], what: str) -> Ten
     return value.detach().cpu()
 
 
-def check_values(answer: Reconstruction, *, is_image: bool) -> None:
+def check_values(answer: Reconstruction, *, is_image: bool, beyond: float) -> None:
     """Raise ValueError for values that scoring would convert, or count as no answer: numbers of the
     wrong kind, and images that are not finite or leave [0, 1].
 
-    answer: As `validate_answer` returns it.
+    answer: As `validate_answer` returns it. beyond: By how much an image may leave [0, 1], where
+    scoring cuts it off.
     """
     for name in ("labels", "label_counts"):
         value: Tensor | None = getattr(answer, name)
@@ -83,7 +82,7 @@ def check_values(answer: Reconstruction, *, is_image: bool) -> None:
         )
     if is_image and images.numel():
         low, high = float(images.min()), float(images.max())
-        if low < -_ROUNDING or high > 1 + _ROUNDING:
+        if low < -beyond or high > 1 + beyond:
             raise ValueError(f"images must lie in [0, 1], got values from {low:.4g} to {high:.4g}.")
 
 

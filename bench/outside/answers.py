@@ -35,7 +35,7 @@ def read_answer(path: Path, *, x: Tensor, y: Tensor, classes: int) -> Reconstruc
             tensors[name] = tensors[name].unsqueeze(1)  # K = 1 may be left out
     try:
         answer = validate_answer(answer_of(tensors), tuple(x.shape), classes)
-        check_values(answer, is_image=x.ndim == 5)
+        check_values(answer, is_image=x.ndim == 5, beyond=1e-6)
         return _count_whole(answer, *y.shape)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error

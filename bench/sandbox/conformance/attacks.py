@@ -177,7 +177,7 @@ def check_answer(answer: object, scene: Scene, recovers: frozenset[str]) -> Reco
         raise Broken(f"run returned {got}, expected a Reconstruction.")
     try:
         checked = validate_answer(answer, (*scene.truth.y.shape, *shape), classes)
-        check_values(checked, is_image=len(shape) == 3)
+        check_values(checked, is_image=len(shape) == 3, beyond=1e-3)
     except ValueError as error:
         raise Broken(f"run gave what cannot be scored: {error}") from error
     for what, field_ in {"images": "images", "labels": "labels", "counts": "label_counts"}.items():
