@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attacks.dlg import DLG
 from attacks.engine import deep_leakage
+from attacks.engine.encoding import shrunk_means
 from attacks.engine.posterior import (
     ClassPrior,
     NoisyMessages,
@@ -167,3 +169,34 @@ def test_public_samples_that_tell_nothing_leave_a_finite_answer(digits: Dataset,
     answer = IDLG().run(seen, replace(ctx, budget=20, **(few if aux == "few" else equal)))
     assert answer.images is not None
     assert bool(answer.images.isfinite().all())
+
+
+def test_means_of_few_samples_lie_as_near_to_the_classes_as_the_posterior_mean() -> None:
+    """Closed form: a mean of n samples errs by the variance W / n; drawn to the mean of all, by
+    the posterior variance 1 / (1 / B + n / W)."""
+    rng, few, classes = torch.Generator().manual_seed(0), 4, 500
+    true = 0.5 * torch.randn(classes, 20, generator=rng)
+    y = torch.arange(classes).repeat(few)
+    x = true[y] + torch.randn(len(y), 20, generator=rng)
+    means, by_others = shrunk_means(x, y, classes)
+    assert float((means - true).square().mean()) == pytest.approx(1 / (4 + few), rel=0.05)
+    spread = 1 + 1 / (4 + few - 1)  # of a sample around what the others tell
+    assert float((x - by_others).square().mean()) == pytest.approx(spread, rel=0.05)
+
+
+@pytest.mark.parametrize("y", [torch.arange(6), torch.zeros(6, dtype=torch.int64)])
+def test_classes_that_are_not_told_apart_have_the_mean_of_all(y: Tensor) -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    means, by_others = shrunk_means(x, y, 7)
+    torch.testing.assert_close(means, x.mean(dim=0).expand(7, 3))
+    assert by_others.isfinite().all()
+
+
+def test_a_class_without_public_images_is_read_under_noise(digits: Dataset) -> None:
+    network = network_for(digits)
+    seen, truth = at_init(digits, network, GAUSSIAN, 1)
+    known = digits.aux_y != truth.y[0, 0]
+    data = replace(digits, aux_x=digits.aux_x[known], aux_y=digits.aux_y[known])
+    answer = IDLG().run(seen, context(data, network, GAUSSIAN, seen, budget=40))
+    assert answer.labels is not None
+    assert answer.labels[0, 0] == truth.y[0, 0]

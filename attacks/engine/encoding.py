@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attacks.engine.terms import Candidate
 from bench.api import Context
-from bench.toolkit.batches import class_means
 
 _FEWEST, _NOTHING, _BROAD = 10, 1e-6, 0.3
 """Samples that a covariance needs, what is no difference between them, and a pixel's standard
@@ -44,12 +43,12 @@ class Frame:
         """From public samples [N, ...] and their labels [N]."""
         flat = aux_x.flatten(1)
         mean = flat.mean(dim=0)
-        means = class_means(flat, aux_y, classes=classes)
+        means, by_others = shrunk_means(flat, aux_y, classes)
         return Frame(
             mean=mean,
             class_means=means,
             total=_factor(flat - mean),
-            within=_factor(flat - means[aux_y]),
+            within=_factor(flat - by_others),
         )
 
     def relative(self, x: Tensor, labels: Tensor | None) -> Tensor:
@@ -62,6 +61,32 @@ class Frame:
     def distance(self, x: Tensor, labels: Tensor) -> Tensor:
         """|z|^2 / 2 of labelled samples, summed over a victim's [V]."""
         return self.relative(x, labels).square().sum(dim=(1, 2)) / 2
+
+
+def shrunk_means(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means of classes [C, D], and of each sample's class as the others tell it [N, D].
+
+    Means are drawn to the mean of all, the more the fewer samples a class has and the less classes
+    differ: the posterior means of classes that are normal around it (empirical Bayes).
+
+    Args:
+        x: Samples [N, D].
+        y: Their labels int64 [N].
+        classes: Number of classes C.
+    """
+    everyone, counts = x.mean(dim=0), torch.bincount(y, minlength=classes).to(x)
+    away = x - everyone
+    sums = x.new_zeros(classes, x.shape[1]).index_add(0, y, away)
+    plain = sums / counts.clamp_min(1)[:, None]
+    present = counts[counts > 0]
+    if len(present) == len(x):
+        return everyone.expand_as(plain), everyone.expand_as(x)
+    within = (away - plain[y]).square().sum() / (len(x) - len(present))
+    between = plain.square().sum() / len(present) - within * (1 / present).mean()
+    needed = (within / between.clamp_min(_NOTHING * within)).nan_to_num(1)  # that count half
+    means = everyone + sums / (counts + needed)[:, None]
+    by_others = everyone + (sums[y] - away) / (counts[y] - 1 + needed).clamp_min(_NOTHING)[:, None]
+    return means, by_others
 
 
 def _factor(centred: Tensor) -> Tensor:

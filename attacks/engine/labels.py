@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from attacks.engine.encoding import shrunk_means
 from attacks.engine.evidence import Evidence, releases_of
 from attacks.engine.observation import (
     FEATURES,
@@ -19,7 +20,6 @@ from attacks.engine.observation import (
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import head_values, restore_counts
 from bench.api import Context, Kind
-from bench.toolkit.batches import class_means
 
 _LARGEST = 2**26
 """Numbers held at once while classes are compared."""
@@ -105,14 +105,15 @@ def rank_labels(evidence: Evidence, ctx: Context) -> Tensor:
     """int64 [V, C], classes from the likeliest down.
 
     A class is as likely as the head tensors that its mean public image would have sent are
-    under the defense's public mechanism, in all releases; classes without public images come last.
+    under the defense's public mechanism, in all releases; the mean of all stands for that of a
+    class without public images.
     """
     scores = torch.stack([_label_scores(one, ctx) for one in releases_of(evidence)])
     return scores.sum(dim=0).argsort(dim=1)
 
 
 def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
-    """[V, C], the less the likelier, of one release; infinite without public images."""
+    """[V, C], the less the likelier, of one release."""
     uploads, clients, classes = evidence.uploads, evidence.clients, ctx.network.classes
     assert uploads is not None
     seen, law = uploads.observation, uploads.law
@@ -124,20 +125,18 @@ def _label_scores(evidence: Evidence, ctx: Context) -> Tensor:
     names = [n for n in ctx.network.head if n in seen.values] or list(seen.values)
     aux_y = ctx.aux_y.to(ctx.device)
     aux_x = ctx.aux_x.to(dtype=clients.dtype, device=ctx.device)
-    present = aux_y.unique()
-    means = class_means(aux_x, aux_y, classes=classes)
+    means = shrunk_means(aux_x.flatten(1), aux_y, classes)[0].view(-1, *aux_x.shape[1:])
     targets = torch.eye(classes, dtype=clients.dtype, device=ctx.device)
     victims = len(evidence.release.clients)
-    scores = torch.full((victims, classes), torch.inf, device=ctx.device)
+    scores = torch.zeros((victims, classes), device=ctx.device)
     prepared = {n: uploads.prepare(seen.values[n][:, None], [n]) for n in names}
     width = sum(v.numel() for v in clients.start.values()) * victims
-    for some in present.split(max(1, _LARGEST // width)):
+    for some in torch.arange(classes, device=ctx.device).split(max(1, _LARGEST // width)):
         expected = uploads.simulate(means[some, None], targets[some, None])
         if seen.kind != uploads.observation.kind:
             expected = clients.as_sent(expected, seen.kind)
         for name in names:
             misfit, _ = prepared[name].misfit(expected[name].detach()[None])
             misfit = torch.where(seen.present[name][:, None], misfit, 0.0)
-            added = misfit.flatten(2).sum(dim=2).to(scores)
-            scores[:, some] = torch.where(scores[:, some].isinf(), 0.0, scores[:, some]) + added
+            scores[:, some] += misfit.flatten(2).sum(dim=2).to(scores)
     return scores

@@ -17,6 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from attacks.engine.encoding import shrunk_means
 from attacks.engine.evidence import Evidence, releases_of
 from attacks.engine.matching import Matcher
 from attacks.engine.observation import SplitView
@@ -24,7 +25,6 @@ from attacks.engine.optimisers import in_chunks
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Uploads
 from bench.api import Context, GaussianNoise, LaplaceNoise, Mechanism, SmashedNoise
-from bench.toolkit.batches import class_means
 from bench.toolkit.images import WINDOW, most_similar
 
 _DIRECTIONS, _DRAWS = 256, 256
@@ -94,8 +94,9 @@ class _Covariances:
         copies = list(_moved(x, reach, mirrored))
         flat, labels = torch.cat(copies).flatten(1), y.repeat(len(copies))
         self.counts = torch.bincount(y, minlength=classes)
-        self.means = class_means(flat, labels, classes=classes)
-        self.rest, self.labels = flat - self.means[labels], labels
+        together = torch.stack(copies).mean(dim=0).flatten(1)
+        self.means, by_others = shrunk_means(together, y, classes)
+        self.rest, self.labels = flat - by_others.repeat(len(copies), 1), labels
         self.pooled = self.rest.mT @ self.rest / len(flat)
 
     def of(self, label: int | None) -> Tensor:
