@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.engine.deep_leakage import DeepLeakage
+from attacks.engine.evidence import Evidence
 from attacks.engine.joint import best_labels
 from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher, build_matcher, judge_answer, share_unexplained
-from attacks.engine.observation import NonFiniteError
+from attacks.engine.observation import NonFiniteError, parse_view
+from attacks.engine.posterior import draw_posterior, find_messages
+from attacks.engine.restarts import Labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
+from bench.toolkit.images import ssim
+
+_EVALUATIONS = 150
+"""Of the descent to the likeliest images, around which the judge draws."""
 
 
 class Likelihood(Judge):
     """Negative log of the likelihood of what was seen times the public prior of samples, as the
     attacks that match have them (see `Matcher.judge`).
+
+    Under noise the likeliest samples are not those that are nearest to the true ones in the mean.
+    So where samples can be drawn from their posterior (see `draw_posterior`), an answer's loss is
+    its negative mean SSIM with draws, which are the same for all answers. One that is likelier
+    than the samples around which they were drawn shows that these are not the likeliest, and comes
+    before all others.
 
     An answer without images is judged by the public class means of its labels; one without labels
     by the labels that suit it best, of several samples by those that are read off the upload.
@@ -26,7 +43,17 @@ class Likelihood(Judge):
 
     def losses(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
         """See `Judge.losses`."""
-        return self._figures(judge_answer, seen, ctx, answer)
+
+        def judge_drawn(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
+            losses = judge_answer(matcher, images, labels)
+            for victim, one in enumerate(ctx.once(("posterior",), partial(_draw, seen))):
+                if one is not None and losses[victim].isfinite():
+                    beyond = float(one.least - losses[victim])
+                    likely = 1 + beyond if beyond > 0 else one.similarity(images[victim])
+                    losses[victim] = -likely
+            return losses
+
+        return self._figures(judge_drawn, seen, ctx, answer)
 
     def unexplained(self, seen: Seen, ctx: Context, answer: Reconstruction) -> Tensor | None:
         """See `Judge.unexplained`."""
@@ -82,3 +109,49 @@ class Likelihood(Judge):
             return read.fixed
         assert read.ranking is not None
         return read.ranking[:, :1]
+
+
+class Likeliest(DeepLeakage):
+    """The likeliest images, with labels that are read where an upload shows them."""
+
+    counts_labels = True
+
+    def labels(self, evidence: Evidence, ctx: Context) -> Labels:
+        return Labels() if evidence.uploads is None else read_labels(evidence, ctx)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """Of one victim's samples.
+
+    Attributes:
+        draws: From it [S, K, *shape].
+        least: Likelihood loss of the likeliest samples that were found.
+    """
+
+    draws: Tensor
+    least: float
+
+    def similarity(self, images: Tensor) -> float:
+        """The largest mean SSIM of images [K, *shape], in any order, with the draws."""
+        pairs = images.cpu()[None].expand(len(images), *images.shape)
+        each = [ssim(pairs, d[:, None].expand_as(pairs)) for d in self.draws]
+        alike = torch.stack(each).mean(dim=0).numpy()
+        return float(alike[linear_sum_assignment(-alike)].mean())
+
+
+def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:
+    """Draws of each victim's samples around the likeliest ones; None where `draw_posterior` draws
+    none."""
+    judging = build_matcher(seen, ctx)
+    if judging is None or find_messages(judging) is None:
+        return []
+    releases, ctx = parse_view(seen), replace(ctx, budget=_EVALUATIONS)
+    matcher, solution, _ = Likeliest().solve(releases, ctx)
+    likeliest = judge_answer(judging, solution.images.to(torch.float64), solution.labels)
+    rng = torch.Generator().manual_seed(1)
+    each = draw_posterior(matcher, solution, ctx, rng)
+    return [
+        None if draws is None else Posterior(draws=draws, least=float(least))
+        for draws, least in zip(each, likeliest, strict=True)
+    ]

@@ -180,7 +180,7 @@ no job here."""
         ("bench/protocols/federation.py", TRAININGS | CELLS),
         ("bench/contract/messages.py", TRAININGS | CELLS),
         ("bench/harness/attack.py", CELLS),
-        ("bench/toolkit/images.py", attacks_by("prior_only") | attacks_by("dlg")),
+        ("bench/toolkit/images.py", CELLS),
         ("defenses/spm.py", jobs_of("spm", "gaussian+spm")),
         ("defenses/noise.py", jobs_of("gaussian+spm")),
         ("defenses/selective_shield.py", jobs_of("selective_shield")),

@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import avg_pool2d
 
 from attacks.dlg import DLG
+from attacks.engine import deep_leakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.joint import best_labels, give_to_owners
 from attacks.engine.observation import find_opened_mean, parse_view
 from attacks.engine.terms import Candidate, UploadSum
 from attacks.idlg import IDLG
-from attacks.judge import Likelihood
+from attacks.judge import Likelihood, Posterior
 from bench.api import Context, Defense, Part, Reconstruction, Seen, SignPerturbation
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ProtocolSettings
+from bench.seeding import generator
 from bench.toolkit.batches import class_means
 from bench.toolkit.images import ssim
 from defenses.bounded_ldp import PNPM
@@ -31,10 +34,17 @@ from defenses.none import NoDefense
 from defenses.quantise import Quantise
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
-from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
+from tests.conftest import (
+    context_for,
+    federation_of,
+    network_for,
+    observed_round,
+    seen_under,
+)
 from tests.matchers import matcher_for
 
 F64 = torch.float64
+GAUSSIAN = GaussianUpdate(noise_multiplier=0.03, clip_norm=1.0)
 
 
 def similarity(answer: Reconstruction, truth: Truth) -> float:
@@ -262,6 +272,47 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     assert total["truth"] < total["others"]
     assert total["half"] < total["nothing"]
     assert total["labels"] == pytest.approx(total["class mean"])
+
+
+def test_under_noise_the_judge_prefers_what_is_most_like_the_posterior(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, GAUSSIAN, clients=2)
+    ctx = context_for(digits, network, GAUSSIAN, budget=60)
+    answers = {
+        "blur": Reconstruction(images=avg_pool2d(truth.x.squeeze(1), 3, 1, 1)[:, None]),
+        "labels": Reconstruction(labels=truth.y),
+        "posterior": IDLG().run(seen, ctx),
+    }
+    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
+    answers["likeliest"] = IDLG().run(seen, ctx)
+    losses = {n: Likelihood().losses(seen, ctx, a) for n, a in answers.items()}
+    best = losses.pop("posterior")
+    assert best is not None
+    for name, loss in losses.items():
+        assert loss is not None
+        assert bool((best < loss).all()), name
+
+
+def test_the_order_of_samples_does_not_count() -> None:
+    images = torch.rand(3, 1, 12, 12, generator=generator(0, "images"))
+    draws = images.roll(1, 0).expand(4, *images.shape)
+    assert Posterior(draws=draws, least=0.0).similarity(images) == pytest.approx(1.0)
+
+
+def test_what_is_likelier_than_the_likeliest_found_comes_first(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_for(digits)
+    seen, _ = seen_under(digits, network, GAUSSIAN, clients=2)
+    ctx = context_for(digits, network, GAUSSIAN, budget=60)
+    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
+    monkeypatch.setattr("attacks.judge._EVALUATIONS", 1)
+    answer = IDLG().run(seen, ctx)
+    losses = Likelihood().losses(seen, ctx, answer)
+    assert losses is not None
+    assert bool((losses < -1).all())
 
 
 def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:

@@ -104,6 +104,14 @@ class DeepLeakage(Attack):
 
     def _match(self, each: list[Release], ctx: Context) -> Reconstruction:
         """The answer by all releases together."""
+        matcher, solution, notes = self.solve(each, ctx)
+        if matcher.evidence.noisy and self.preset != "paper":
+            answer_by_posterior(matcher, solution, ctx)
+        return solution.answer(matcher, notes)
+
+    def solve(self, each: list[Release], ctx: Context) -> tuple[Matcher, Solution, list[str]]:
+        """The likeliest images by all releases together, with their objective and what a reader
+        must know."""
         releases = with_private_parts(link(each, ctx), ctx)
         granted = releases[-1].granted
         evidence = cache(
@@ -156,14 +164,12 @@ class DeepLeakage(Attack):
                 solution.solved = int((solution.loss <= stop).sum())
             self._reorder(ctx, optimiser, known, solution)
             self._with_what_is_hidden(optimiser, known, solution)
-            if noisy:
-                answer_by_posterior(matcher(first.dtype), solution, ctx)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
         if solution.redrawn:
             notes.append(f"{solution.redrawn} starts diverged and were replaced")
-        return solution.answer(matcher(first.dtype), notes)
+        return matcher(first.dtype), solution, notes
 
     def _with_what_is_hidden(
         self, optimiser: QuasiNewton, known: Labels, solution: Solution

@@ -151,6 +151,14 @@ class NoisyMessages:
     information: Tensor
 
 
+def find_messages(matcher: Matcher) -> list[NoisyMessages] | None:
+    """Return the messages by which samples can be drawn; None for records, signals, images without
+    SSIM or of too many numbers, and where `find_noisy_messages` finds none."""
+    shape, public = matcher.encoding.shape, matcher.encoding.ctx.aux_y
+    sized = len(shape) == 3 and min(shape[1:]) >= WINDOW and math.prod(shape) <= _LARGEST
+    return find_noisy_messages(matcher.evidence) if sized and len(public) >= _FEWEST else None
+
+
 def find_noisy_messages(evidence: Evidence) -> list[NoisyMessages] | None:
     """Return all that tells of the samples; None where a part of it has another distribution, or
     tells of something else too."""
@@ -212,34 +220,42 @@ def _noisy_smashed(evidence: Evidence, view: SplitView) -> NoisyMessages:
 
 def answer_by_posterior(matcher: Matcher, solution: Solution, ctx: Context) -> None:
     """Replace a solution's images by those of the largest mean SSIM with draws from the posterior
-    around it.
+    around it; a victim without draws keeps its images."""
+    rng = torch.Generator().manual_seed(0)
+    for victim, draws in enumerate(draw_posterior(matcher, solution, ctx, rng)):
+        if draws is not None:
+            slots = torch.arange(draws.shape[1]).repeat(len(draws))
+            nearest = most_similar(draws.flatten(0, 1), slots, draws.mean(dim=0))
+            solution.images[victim] = nearest.to(solution.images)
 
-    Does nothing for records, signals, and images without SSIM or of too many numbers, and where
-    `find_noisy_messages` finds none. A victim keeps its images where `draw_samples` draws none.
+
+def draw_posterior(
+    matcher: Matcher, solution: Solution, ctx: Context, rng: torch.Generator
+) -> list[Tensor | None]:
+    """Draw every victim's samples from their posterior around a solution.
+
+    Returns:
+        Draws [S, K, *shape] in [0, 1] of each victim; None where `find_messages` finds nothing to
+        draw by, and where `draw_samples` draws none.
     """
-    messages, encoding = find_noisy_messages(matcher.evidence), matcher.encoding
-    shape = encoding.shape
-    sized = len(shape) == 3 and min(shape[1:]) >= WINDOW and math.prod(shape) <= _LARGEST
-    if messages is None or not sized or len(ctx.aux_y) < _FEWEST:
-        return
+    messages, encoding = find_messages(matcher), matcher.encoding
+    each: list[Tensor | None] = [None] * len(solution.failed)
+    if messages is None:
+        return each
 
     def fit(ctx: Context) -> ClassPrior:
         x = ctx.aux_x.to(ctx.device, encoding.dtype)
         return ClassPrior(x, ctx.aux_y.to(ctx.device), encoding.classes)
 
     prior = ctx.once(("class prior", str(encoding.dtype)), fit)
-    rng = torch.Generator().manual_seed(0)
     for victim in (~solution.failed).nonzero().squeeze(1).tolist():
         x, labels = solution.images[victim].to(encoding.dtype), solution.labels[victim]
         draws, spent = draw_samples(
             messages, prior, x, labels, victim, rng, numbers_each=matcher.working_numbers
         )
         solution.evaluations += spent
-        if draws is not None:
-            draws = draws.clamp(0, 1).cpu()
-            slots = torch.arange(len(x)).repeat(len(draws))
-            nearest = most_similar(draws.flatten(0, 1), slots, draws.mean(dim=0))
-            solution.images[victim] = nearest.to(solution.images)
+        each[victim] = None if draws is None else draws.clamp(0, 1).cpu()
+    return each
 
 
 def draw_samples(

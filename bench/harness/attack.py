@@ -197,7 +197,8 @@ def _attack_view(
 
     answer = run_once(attack, seen, cell.budget) if left else Reconstruction()
     seconds = time.perf_counter() - began
-    ctx = context(everything, budget=0)
+    judged = replace(shared, observation=(str(place), env.device, "judge", str(left)))
+    ctx = context(everything, budget=0, shared=judged)
     losses = judge().losses(everything, ctx, answer) if left else torch.empty(0)
     optimises = answer.evaluations > 0 and answer.images is not None
     doubles = defense.is_reference and not attack.is_floor and optimises
