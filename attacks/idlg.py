@@ -16,8 +16,8 @@ class IDLG(DeepLeakage):
     A single sample's label is the one class whose head gradient points against the others (the
     paper's rule; with a bias, the only negative bias gradient). Under noise that rule reads
     single coordinates, so the likeliest classes are tried instead, one per start, and the one
-    that explains the upload best is kept. Of several samples, which the paper leaves out, the
-    label counts are restored as by `ilrg`. Settings as for `dlg`.
+    that explains the upload best is kept; a record is the mean over them. Of several samples,
+    which the paper leaves out, the label counts are restored as by `ilrg`. Settings as for `dlg`.
     Source: Zhao, Mopuri, Bilen, arXiv:2001.02610, Eq. 4-5.
     """
 

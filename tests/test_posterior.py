@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from attacks.dlg import DLG
 from attacks.engine import deep_leakage
-from attacks.engine.encoding import shrunk_means
+from attacks.engine.encoding import Encoding, shrunk_means
 from attacks.engine.posterior import (
     ClassPrior,
     NoisyMessages,
@@ -21,15 +22,16 @@ from attacks.engine.posterior import (
 from attacks.idlg import IDLG
 from bench.contract.attack import Attack
 from bench.contract.defense import Defense
+from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from defenses.ms_pafl import MSPAFL
 from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.quantise import Quantise
 from defenses.splitfed import SplitFedDP
 from defenses.spm import SPM
-from tests.conftest import network_for
+from tests.conftest import context_for, network_for, seen_under
 from tests.matchers import evidence_for
-from tests.test_releases import at_init, context, similarity
+from tests.test_releases import at_init, context, similarity, uploads
 
 GAUSSIAN = GaussianUpdate(noise_multiplier=0.03, clip_norm=1.0)
 BOTH = SplitFedDP(epsilon=300.0, smashed_clip=100.0, update_clip=1.0, update_epsilon=200.0)
@@ -80,6 +82,34 @@ def test_only_gaussian_and_laplace_noise_has_a_linear_model(
     seen, _ = at_init(digits, network, defense, 1)
     evidence = evidence_for(seen, context(digits, network, defense, seen))
     assert (find_noisy_messages(evidence) is not None) == located
+
+
+def test_a_record_is_the_mean_over_its_labels() -> None:
+    """Against the closed form: gradients of a network of zeros are linear in the record."""
+    data, std = load_dataset("breast_cancer", seed=0), 2.0
+    network = network_for(data, "logistic", init=1e-9)
+    defense = GaussianUpdate(noise_multiplier=std / 100, clip_norm=100.0)
+    seen, _ = seen_under(data, network, defense, lr=1.0)
+    ctx = context_for(data, network, defense)
+    answer = IDLG().run(seen, ctx).images
+    frame = Encoding(ctx, samples=1, dtype=torch.float64, framed=True).frame
+    covariance, eye = frame.within @ frame.within.mT, torch.eye(30, dtype=torch.float64)
+    upload = uploads(seen).double()
+    means, scores = [], []
+    for label, centre in enumerate(frame.class_means):
+        slope = torch.eye(2, dtype=torch.float64)[label] - 0.5
+        rows = torch.cat([torch.kron(slope[:, None], eye), torch.zeros(2, 30)])
+        expected = rows @ centre + torch.cat([torch.zeros(60), slope])
+        spread = rows @ covariance @ rows.mT + std**2 * torch.eye(62)
+        gain = covariance @ rows.mT @ spread.inverse()
+        means.append(centre + (upload - expected) @ gain.mT)
+        frequency = ((data.aux_y == label).sum() + 1).log()
+        scores.append(frequency + MultivariateNormal(expected, spread).log_prob(upload))
+    share = torch.stack(scores).softmax(dim=0)
+    mean = (share[..., None] * torch.stack(means)).sum(dim=0)
+    assert answer is not None
+    assert int((share.amin(dim=0) > 0.1).sum()) >= 3
+    assert torch.allclose(answer.squeeze(1).double(), mean, atol=0.01)
 
 
 def linear_messages(rows: torch.Tensor, x: torch.Tensor, std: float) -> NoisyMessages:

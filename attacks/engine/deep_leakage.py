@@ -18,7 +18,7 @@ from attacks.engine.mixture import not_mixed, unmix_samples
 from attacks.engine.observation import Release, parse_view
 from attacks.engine.optimisers import Minimum, Phase, column, minimise
 from attacks.engine.orders import link
-from attacks.engine.posterior import answer_by_posterior
+from attacks.engine.posterior import answer_by_posterior, find_noisy_messages
 from attacks.engine.private import openly, with_private_parts
 from attacks.engine.restarts import (
     Labels,
@@ -164,6 +164,8 @@ class DeepLeakage(Attack):
                 solution.solved = int((solution.loss <= stop).sum())
             self._reorder(ctx, optimiser, known, solution)
             self._with_what_is_hidden(optimiser, known, solution)
+            if noisy:
+                self._average_labels(ctx, optimiser, known, solution)
         notes = [*known.notes]
         if not noisy:
             notes.append(f"{solution.solved} of {len(square)} victims solved to tolerance")
@@ -244,6 +246,27 @@ class DeepLeakage(Attack):
             images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
             solution.evaluations += matcher.reorder(images, solution.labels)
             go_on(ctx, wave, known, solution)
+
+    def _average_labels(
+        self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution
+    ) -> None:
+        """Replace each record by its mean over the likeliest labels, which has the least expected
+        squared error. A label weighs by the likelihood of its best record and by its frequency."""
+        matcher = optimiser.matcher(optimiser.dtypes[0])
+        ranking = known.ranking if known.hold and not matcher.encoding.image else None
+        if ranking is None or find_noisy_messages(matcher.evidence) is None:
+            return
+        others = ranking[ranking != solution.labels].view(len(ranking), -1)[:, : _TRIED - 1]
+        wave = Wave(matcher=matcher, optimiser=optimiser, count=1)
+        never = torch.full_like(solution.loss, -torch.inf)
+        each = [solution]
+        for label in others.T[..., None]:
+            each.append(solve(ctx, waves=[wave], known=Labels(fixed=label), stop=never))
+        counts = torch.bincount(ctx.aux_y, minlength=matcher.encoding.classes).to(ranking.device)
+        loss = torch.stack([s.loss - (counts + 1).log()[s.labels[:, 0]] for s in each])
+        images = torch.stack([s.images for s in each]).nan_to_num()
+        solution.images = torch.einsum("lv,lv...->v...", (-loss).softmax(dim=0).to(images), images)
+        solution.evaluations = sum(s.evaluations for s in each)
 
     def _matcher(self, evidence: Evidence, ctx: Context, *, framed: bool) -> Matcher:
         """framed: Whether to look around the public mean, with a prior that weighs in; without
