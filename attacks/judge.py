@@ -16,7 +16,7 @@ from attacks.engine.joint import best_labels
 from attacks.engine.labels import read_labels
 from attacks.engine.matching import Matcher, build_matcher, judge_answer, share_unexplained
 from attacks.engine.observation import NonFiniteError, parse_view
-from attacks.engine.posterior import draw_posterior, find_messages
+from attacks.engine.posterior import draw_posterior, find_messages, find_noisy_messages
 from attacks.engine.restarts import Labels
 from bench.api import Context, Judge, Reconstruction, Seen
 from bench.toolkit.batches import class_means
@@ -32,7 +32,8 @@ class Likelihood(Judge):
 
     Under noise the likeliest samples are not those that are nearest to the true ones in the mean.
     So where samples can be drawn from their posterior (see `draw_posterior`), an answer's loss is
-    its negative mean SSIM with draws, which are the same for all answers. One that is likelier
+    its negative mean SSIM with draws, which are the same for all answers; of a single record it is
+    the squared error from the mean over its labels. One that is likelier
     than the samples around which they were drawn shows that these are not the likeliest, and comes
     before all others.
 
@@ -133,7 +134,10 @@ class Posterior:
     least: float
 
     def similarity(self, images: Tensor) -> float:
-        """The largest mean SSIM of images [K, *shape], in any order, with the draws."""
+        """The largest mean SSIM of images [K, *shape], in any order, with the draws; of a record
+        [1, F] the negative squared error from their mean."""
+        if images.ndim == 2:
+            return -float((images.cpu() - self.draws.mean(dim=0)).square().mean())
         pairs = images.cpu()[None].expand(len(images), *images.shape)
         each = [ssim(pairs, d[:, None].expand_as(pairs)) for d in self.draws]
         alike = torch.stack(each).mean(dim=0).numpy()
@@ -141,13 +145,18 @@ class Posterior:
 
 
 def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:
-    """Draws of each victim's samples around the likeliest ones; None where `draw_posterior` draws
-    none."""
+    """Draws of each victim's samples around the likeliest ones, or a record's mean over its labels;
+    None where `draw_posterior` draws none."""
     judging = build_matcher(seen, ctx)
-    if judging is None or find_messages(judging) is None:
+    if judging is None or find_noisy_messages(judging.evidence) is None:
+        return []
+    record = not judging.encoding.image and judging.encoding.samples == 1
+    if not record and find_messages(judging) is None:
         return []
     releases, ctx = parse_view(seen), replace(ctx, budget=_EVALUATIONS)
     matcher, solution, _ = Likeliest().solve(releases, ctx)
+    if record:
+        return [Posterior(draws=x[None].cpu(), least=-torch.inf) for x in solution.images]
     likeliest = judge_answer(judging, solution.images.to(torch.float64), solution.labels)
     rng = torch.Generator().manual_seed(1)
     each = draw_posterior(matcher, solution, ctx, rng)
