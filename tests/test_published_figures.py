@@ -91,6 +91,7 @@ def errors(answer: Reconstruction, truth: Truth) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("row", ROWS, ids=[r["id"] for r in ROWS])
 def test_our_figures_are_measured_again(row: dict[str, Any], data_dir: Path) -> None:
     """Within a row's tolerance: what is left is rounding, and threads add in other orders."""
