@@ -24,6 +24,8 @@ from bench.toolkit.images import ssim
 
 _EVALUATIONS = 150
 """Of the descent to the likeliest images, around which the judge draws."""
+_SAMPLES = 8
+"""Of a victim, up to which it does: draws of more take minutes."""
 
 
 class Likelihood(Judge):
@@ -134,14 +136,14 @@ class Posterior:
     least: float
 
     def similarity(self, images: Tensor) -> float:
-        """The largest mean SSIM of images [K, *shape], in any order, with the draws; of a record
-        [1, F] the negative squared error from their mean."""
+        """The mean SSIM with the draws of images [K, *shape], in the order that suits the draws'
+        mean; of a record [1, F] the negative squared error from it."""
         if images.ndim == 2:
             return -float((images.cpu() - self.draws.mean(dim=0)).square().mean())
-        pairs = images.cpu()[None].expand(len(images), *images.shape)
-        each = [ssim(pairs, d[:, None].expand_as(pairs)) for d in self.draws]
-        alike = torch.stack(each).mean(dim=0).numpy()
-        return float(alike[linear_sum_assignment(-alike)].mean())
+        x, mean = images.cpu(), self.draws.mean(dim=0)
+        pairs = x[None].expand(len(x), *x.shape)
+        _, order = linear_sum_assignment(-ssim(pairs, mean[:, None].expand_as(pairs)).numpy())
+        return float(ssim(x[order].expand_as(self.draws), self.draws).mean())
 
 
 def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:
@@ -151,7 +153,7 @@ def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:
     if judging is None or find_noisy_messages(judging.evidence) is None:
         return []
     record = not judging.encoding.image and judging.encoding.samples == 1
-    if not record and find_messages(judging) is None:
+    if not record and (judging.encoding.samples > _SAMPLES or find_messages(judging) is None):
         return []
     releases, ctx = parse_view(seen), replace(ctx, budget=_EVALUATIONS)
     matcher, solution, _ = Likeliest().solve(releases, ctx)
