@@ -30,6 +30,8 @@ from bench.toolkit.images import WINDOW, most_similar
 _DIRECTIONS, _DRAWS = 256, 256
 """Of a sample, along which the messages are linearised: those in which public samples differ most.
 Draws of a victim's samples."""
+_TOGETHER = 512
+"""Directions of all of a victim's samples: each costs an evaluation."""
 _STEP = 0.01
 """Of the finite differences, in standard deviations of a direction."""
 _LARGEST = 1024
@@ -290,7 +292,7 @@ def draw_samples(
     """
     samples, size = len(x), x[0].numel()
     numbers = max(samples * size, *(m.information.shape[1] for m in messages))
-    count = min(_DIRECTIONS, size, max(1, _MOST // numbers))
+    count = min(_DIRECTIONS, size, max(1, min(_TOGETHER, _MOST // numbers) // samples))
     along, by = zip(*(prior.directions(int(k), count) for k in labels), strict=True)
     moves = x.new_zeros(samples, count, samples, size)
     for k in range(samples):
