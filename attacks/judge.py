@@ -25,7 +25,7 @@ from bench.toolkit.images import ssim
 _EVALUATIONS = 150
 """Of the descent to the likeliest images, around which the judge draws."""
 _SAMPLES = 8
-"""Of a victim, up to which it does: draws of more take minutes."""
+"""Of a victim, up to which it does: that descent for 64 samples takes minutes."""
 
 
 class Likelihood(Judge):
@@ -115,7 +115,8 @@ class Likelihood(Judge):
 
 
 class Likeliest(DeepLeakage):
-    """The likeliest images, with labels that are read where an upload shows them."""
+    """The likeliest samples, with labels that are read where an upload shows them, as by `idlg`,
+    whose edits would otherwise re-key every attack."""
 
     counts_labels = True
 
@@ -150,10 +151,10 @@ def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:
     """Draws of each victim's samples around the likeliest ones, or a record's mean over its labels;
     None where `draw_posterior` draws none."""
     judging = build_matcher(seen, ctx)
-    if judging is None or find_noisy_messages(judging.evidence) is None:
+    if judging is None or judging.encoding.samples > _SAMPLES:
         return []
     record = not judging.encoding.image and judging.encoding.samples == 1
-    if not record and (judging.encoding.samples > _SAMPLES or find_messages(judging) is None):
+    if (find_noisy_messages(judging.evidence) if record else find_messages(judging)) is None:
         return []
     releases, ctx = parse_view(seen), replace(ctx, budget=_EVALUATIONS)
     matcher, solution, _ = Likeliest().solve(releases, ctx)

@@ -110,8 +110,8 @@ class DeepLeakage(Attack):
         return solution.answer(matcher, notes)
 
     def solve(self, each: list[Release], ctx: Context) -> tuple[Matcher, Solution, list[str]]:
-        """The likeliest images by all releases together, with their objective and what a reader
-        must know."""
+        """The likeliest samples by all releases together, of a noised record its mean over the
+        labels, with their objective and what a reader must know."""
         releases = with_private_parts(link(each, ctx), ctx)
         granted = releases[-1].granted
         evidence = cache(
