@@ -34,13 +34,7 @@ from defenses.none import NoDefense
 from defenses.quantise import Quantise
 from defenses.selective_shield import SelectiveShield
 from defenses.spm import SPM
-from tests.conftest import (
-    context_for,
-    federation_of,
-    network_for,
-    observed_round,
-    seen_under,
-)
+from tests.conftest import context_for, federation_of, network_for, observed_round, seen_under
 from tests.matchers import matcher_for
 
 F64 = torch.float64
@@ -274,19 +268,28 @@ def test_the_judge_prefers_the_truth_to_blurs_class_means_and_others(
     assert total["labels"] == pytest.approx(total["class mean"])
 
 
+def noisy(digits: Dataset) -> tuple[Seen, Truth, Context]:
+    """What two clients send under noise."""
+    network = network_for(digits)
+    seen, truth = seen_under(digits, network, GAUSSIAN, clients=2)
+    return seen, truth, context_for(digits, network, GAUSSIAN, budget=60)
+
+
+def likeliest(seen: Seen, ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Reconstruction:
+    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
+    return IDLG().run(seen, ctx)
+
+
 def test_under_noise_the_judge_prefers_what_is_most_like_the_posterior(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = network_for(digits)
-    seen, truth = seen_under(digits, network, GAUSSIAN, clients=2)
-    ctx = context_for(digits, network, GAUSSIAN, budget=60)
+    seen, truth, ctx = noisy(digits)
     answers = {
         "blur": Reconstruction(images=avg_pool2d(truth.x.squeeze(1), 3, 1, 1)[:, None]),
         "labels": Reconstruction(labels=truth.y),
         "posterior": IDLG().run(seen, ctx),
     }
-    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
-    answers["likeliest"] = IDLG().run(seen, ctx)
+    answers["likeliest"] = likeliest(seen, ctx, monkeypatch)
     losses = {n: Likelihood().losses(seen, ctx, a) for n, a in answers.items()}
     best = losses.pop("posterior")
     assert best is not None
@@ -304,12 +307,9 @@ def test_the_order_of_samples_does_not_count() -> None:
 def test_what_is_likelier_than_the_likeliest_found_comes_first(
     digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = network_for(digits)
-    seen, _ = seen_under(digits, network, GAUSSIAN, clients=2)
-    ctx = context_for(digits, network, GAUSSIAN, budget=60)
-    monkeypatch.setattr(deep_leakage, "answer_by_posterior", lambda *given: None)
+    seen, _, ctx = noisy(digits)
+    answer = likeliest(seen, ctx, monkeypatch)
     monkeypatch.setattr("attacks.judge._EVALUATIONS", 1)
-    answer = IDLG().run(seen, ctx)
     losses = Likelihood().losses(seen, ctx, answer)
     assert losses is not None
     assert bool((losses < -1).all())
