@@ -309,10 +309,14 @@ def test_what_is_likelier_than_the_likeliest_found_comes_first(
 ) -> None:
     seen, _, ctx = noisy(digits)
     answer = likeliest(seen, ctx, monkeypatch)
+    drawn = Likelihood().losses(seen, ctx, answer)
     monkeypatch.setattr("attacks.judge._EVALUATIONS", 1)
     losses = Likelihood().losses(seen, ctx, answer)
+    assert drawn is not None
     assert losses is not None
     assert bool((losses < -1).all())
+    assert bool((losses < drawn).all())
+    assert bool((drawn > -1).all())
 
 
 def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:
