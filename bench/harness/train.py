@@ -112,6 +112,8 @@ def _train(work: Training) -> TrainOutcome:
         network=network,
         cuts=protocol.cuts,
         labels=protocol.labels,
+        server_lr=protocol.server_lr,
+        server_momentum=protocol.server_momentum,
         defense=defense,
         data=[(dataset.train_x[s], dataset.train_y[s]) for s in shares],
         seed=job.seed,

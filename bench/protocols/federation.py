@@ -115,6 +115,7 @@ class RoundResult:
         received: What a watched client made of the broadcast, which that upload is relative to.
         sent: A watched client's messages of the round's end.
         aggregation: Of an observed round what `aggregate` was given, and third parties' answers.
+        after: The state that it returned, before the server's own step.
     """
 
     wire: Wire
@@ -128,6 +129,7 @@ class RoundResult:
     received: dict[str, State] = field(default_factory=dict)
     sent: dict[str, list[Message]] = field(default_factory=dict)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    after: State = field(default_factory=dict)
 
     @property
     def shared(self) -> float:
@@ -143,6 +145,10 @@ class Federation(LocalTraining):
     Attributes:
         seed: From which every random stream of the run is derived.
         uploads: How often each client has uploaded, by client.
+        server_lr: By which the server multiplies its step, None for 1.
+        server_momentum: Share of its last step that it adds (FedAvgM, Hsu et al.,
+            arXiv:1909.06335).
+        step: Its last step, before `server_lr`.
     """
 
     clients: list[Client]
@@ -151,6 +157,9 @@ class Federation(LocalTraining):
     parties: Mapping[str, Party] = field(default_factory=dict)
     round: int = 0
     uploads: dict[str, int] = field(default_factory=dict)
+    server_lr: float | None = None
+    server_momentum: float = 0.0
+    step: State = field(default_factory=dict)
 
     @classmethod
     def start(
@@ -206,7 +215,7 @@ class Federation(LocalTraining):
         )
 
     @classmethod
-    def client_stages(cls, network: Network) -> Mapping[str, Submodel]:
+    def client_stages(cls, network: Network, **more: Any) -> Mapping[str, Submodel]:
         """The stages that any client trains, with the submodel of each: here, all."""
         return dict.fromkeys(network.stages, "bottom")
 
@@ -298,8 +307,10 @@ class Federation(LocalTraining):
         for client in joined:
             result.uploaded += _count_uploaded(uploads[client.id], locals_[client.id])
         began, before_asking = clock(), wire.party_seconds
+        result.after = self.state
         if joined:
-            self.state = self._aggregate(wire, work, result.aggregation if observed else None)
+            result.after = self._aggregate(wire, work, result.aggregation if observed else None)
+            self.state = self._move(result.after)
         seconds.parties = wire.party_seconds - answered
         seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
         self.round += 1
@@ -409,6 +420,16 @@ class Federation(LocalTraining):
         if chosen is None:
             chosen = self._settle(mean_over_present(server, messages), messages)
         return detached(chosen)
+
+    def _move(self, aggregated: State) -> State:
+        """The state after the server's own step towards what it aggregated."""
+        if self.server_lr is None and not self.server_momentum:
+            return aggregated
+        moved = {n: v - self.state[n] for n, v in aggregated.items()}
+        if self.step:
+            moved = {n: v + self.server_momentum * self.step[n] for n, v in moved.items()}
+        self.step = moved
+        return {n: v + (self.server_lr or 1.0) * moved[n] for n, v in self.state.items()}
 
 
 def _count_uploaded(messages: Sequence[Message], local: Local) -> Tensor:

@@ -191,6 +191,7 @@ def _view(
     uploads = [m for m in messages if m.kind in UPLOAD_KINDS]
     largest = max([1, *(sum(p.values.numel() for p in m.parts.values()) for m in uploads)])
     known_round = round_of(federation, victims, lr=protocol.lr, parameters=largest)
+    known_round = replace(known_round, messages=messages)
     mechanisms = defense.mechanisms_in(known_round)
     known: dict[str, Any] = {
         "batch": victims.batch,
@@ -229,7 +230,7 @@ def _view(
         const=detached(federation.const),
         buffers=detached(federation.buffers or {}),
         before=detached(result.before),
-        after=detached(federation.state) if learns else None,
+        after=detached(result.after) if learns else None,
         messages=messages,
         clients=(SUM,) if "summed" in known else tuple(victims.ids),
         known=known,

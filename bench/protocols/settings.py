@@ -137,6 +137,8 @@ class ProtocolSettings(BaseModel):
         local_epochs: Passes over a client's samples per round.
         batch: Local batch size; a client with fewer samples uses all it has.
         lr: Learning rate of plain SGD.
+        server_lr: By which the server multiplies what it aggregated; None for 1. Not for splitfed.
+        server_momentum: Share of the last round's step that the server adds to a round's.
         partition: How samples are dealt to clients: evenly at random, by label from a Dirichlet
             distribution, in shards of one label, or "natural": each client is one of the data's
             own, such as a writer, drawn by the seed among those that hold as many samples as the
@@ -159,6 +161,8 @@ class ProtocolSettings(BaseModel):
     local_epochs: float | None = Field(None, gt=0, le=MOST)
     batch: int = Field(32, ge=1, le=MOST)
     lr: float = Field(0.1, gt=0)
+    server_lr: float | None = Field(None, gt=0, exclude_if=operator.not_)
+    server_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=operator.not_)
     partition: Literal["iid", "dirichlet", "shards", "natural"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
     shards: int = Field(1, ge=1, le=MOST)
@@ -194,6 +198,8 @@ class ProtocolSettings(BaseModel):
             raise UserError("splitfed needs a cut, the last stage on the clients.")
         if self.name != "splitfed" and (self.cut is not None or self.labels != "private"):
             raise UserError(f"{self.name} has no cut and sends no labels; leave both out.")
+        if self.name == "splitfed" and (self.server_lr or self.server_momentum):
+            raise UserError("splitfed takes no step at the server; leave server_lr/momentum out.")
         return self
 
 

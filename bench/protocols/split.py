@@ -126,7 +126,7 @@ class SplitFederation(Federation):
         self.clients = [replace(c, cut=cuts[i % len(cuts)]) for i, c in enumerate(self.clients)]
 
     @classmethod
-    def client_stages(cls, network: Network, **more: Split) -> Mapping[str, Submodel]:
+    def client_stages(cls, network: Network, **more: Any) -> Mapping[str, Submodel]:
         split = more["split"]
         held = split.stages_held(max(split.cuts, key=network.stages.index))
         head = network.stages[-1]
