@@ -24,6 +24,13 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "pnpm": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},
     "sun_adaptive": {"epsilon": 3.9},
     "dp_fedavg": {"noise_multiplier": 12.79, "clip_norm": 0.1, "shared_by": 20},
+    "dp_fedavg_central": {
+        "noise_multiplier": 2.0,
+        "clip_norm": 0.1,
+        "expected": 4,
+        "quantile": 0.5,
+    },
+    "dp_ftrl": {"noise_multiplier": 4.0, "clip_norm": 0.2, "expected": 4, "period": 2},
     "dp_sgd": {"noise_multiplier": 3.0, "clip_norm": 1.0},
     "top_k": {"keep": 0.1},
     "quantise": {"how": "stochastic"},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bench.contract.messages import Message
 from bench.errors import UserError
 
 Unit = Literal["coordinate", "label", "record", "client"]
@@ -219,6 +220,7 @@ class Round:
         uploads: Most uploads that one of them sent in earlier rounds.
         constants: Sizes of the public constants that the defense drew, by the trained tensor that
             each belongs to.
+        messages: What the server was told and sent.
     """
 
     clients: int = 1
@@ -228,3 +230,4 @@ class Round:
     parameters: int = 1
     uploads: int = 0
     constants: Mapping[str, int] = field(default_factory=dict)
+    messages: Sequence[Message] = ()

@@ -33,7 +33,7 @@ from bench.contract.hooks import members_of
 from bench.errors import UserError
 from bench.privacy.composition import compose_epsilon
 from bench.privacy.entry import Entry
-from bench.privacy.gaussian import best_renyi_epsilon
+from bench.privacy.gaussian import best_renyi_epsilon, exact_gaussian_epsilon
 
 
 def gaussian_epsilon(*, noise_multiplier: float, steps: int, delta: float) -> float:
@@ -82,6 +82,34 @@ def subsampled_gaussian_epsilon(
         bound, bounds=(math.log(lowest), math.log(highest)), method="bounded"
     )
     return max(0.0, min(whole, float(optimum.fun)))
+
+
+_LEAST_NOISE = 0.3
+"""Noise below which the distribution of the privacy loss takes minutes."""
+
+
+def sampled_gaussian_epsilon(
+    *, noise_multiplier: float, rate: float, steps: int, delta: float, replaced: bool
+) -> float:
+    """Return epsilon at `delta` of `steps` Gaussian releases on Poisson samples, as
+    `subsampled_gaussian_epsilon`, by dp-accounting's distribution of the privacy loss.
+
+    replaced: Whether a unit is replaced, or added or removed. Where noise is below 0.3, as without
+    sampling.
+    """
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    sensitivity = 2 if replaced else 1
+    mu = sensitivity / noise_multiplier * math.sqrt(steps) if noise_multiplier else math.inf
+    whole = exact_gaussian_epsilon(mu=mu, delta=delta)
+    if noise_multiplier < _LEAST_NOISE or rate >= 1:
+        return whole
+    relation = dp_accounting.NeighboringRelation
+    accountant = PLDAccountant(relation.REPLACE_ONE if replaced else relation.ADD_OR_REMOVE_ONE)
+    step = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, step), steps)
+    return min(whole, float(accountant.get_epsilon(delta)))
 
 
 _POINTS = 10_000

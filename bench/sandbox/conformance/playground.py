@@ -24,7 +24,7 @@ from bench.protocols.split import start_federation
 from bench.sandbox.conformance.watching import Watch, watch_defense
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer
 from bench.sandbox.stage import CPU, play_round
-from bench.seeding import generator
+from bench.seeding import derive_seed, generator
 
 SHAPE, CLASSES = (1, 16, 16), 10
 BATCH, SAMPLES, ROUNDS = 8, 16, 2
@@ -124,7 +124,8 @@ def play(
     """Play a few rounds with a watched copy of the defense.
 
     Args:
-        draws: Which randomness the clients' "defense" stream has, everything else being the same.
+        draws: Which randomness the clients' "defense" stream has, and third parties where the
+            server reads sums alone, everything else being the same.
         shift: By how many clients the data is moved on, everything else being the same.
 
     Raises:
@@ -133,6 +134,9 @@ def play(
     copy = watch_defense(defense, watch or Watch())
     samples = private_data(company(defense))
     federation = ground.federation(copy, ground.network(), samples[shift:] + samples[:shift])
+    if draws and defense.only_sums:
+        parties = federation.defense.third_parties(derive_seed(0, "other draws", draws))
+        federation.parties = dict(parties)
     for client in federation.clients if draws else ():
         mine = generator(0, "other draws", draws, client.id)
         client.rng = {**client.rng, "defense": mine}
