@@ -26,6 +26,11 @@ _EVALUATIONS = 150
 """Of the descent to the likeliest images, around which the judge draws."""
 _SAMPLES = 8
 """Of a victim, up to which it does: that descent for 64 samples takes minutes."""
+_EXPLAINED, _WHOLE = 1e-8, 1e-3
+"""Share unexplained below which an answer explains everything, and by how much a value of a record
+that can only be 0 or 1 may differ from these."""
+_SURE = 1e9
+"""By how much the loss of records that do falls."""
 
 
 class Likelihood(Judge):
@@ -39,6 +44,10 @@ class Likelihood(Judge):
     than the samples around which they were drawn shows that these are not the likeliest, and comes
     before all others.
 
+    Where nothing is noised, many answers explain all that batches of records sent. Those whose
+    columns are 0 or 1 where they are in all public records come before the others, which no record
+    can be.
+
     An answer without images is judged by the public class means of its labels; one without labels
     by the labels that suit it best, of several samples by those that are read off the upload.
     Where a value that was seen is not finite, no answer explains it, and none is judged.
@@ -49,6 +58,8 @@ class Likelihood(Judge):
 
         def judge_drawn(matcher: Matcher, images: Tensor, labels: Tensor) -> Tensor:
             losses = judge_answer(matcher, images, labels)
+            if not matcher.encoding.image:
+                losses = torch.where(_are_records(matcher, images, labels), losses - _SURE, losses)
             for victim, one in enumerate(ctx.once(("posterior",), partial(_draw, seen))):
                 if one is not None and losses[victim].isfinite():
                     beyond = float(one.least - losses[victim])
@@ -145,6 +156,17 @@ class Posterior:
         pairs = x[None].expand(len(x), *x.shape)
         _, order = linear_sum_assignment(-ssim(pairs, mean[:, None].expand_as(pairs)).numpy())
         return float(ssim(x[order].expand_as(self.draws), self.draws).mean())
+
+
+def _are_records(matcher: Matcher, x: Tensor, labels: Tensor) -> Tensor:
+    """bool [V]: victims whose samples [V, K, F] explain all that was seen and have whole columns
+    where public samples have."""
+    unexplained, public = share_unexplained(matcher, x, labels), matcher.encoding.ctx.aux_x.to(x)
+    whole = ((public == 0) | (public == 1)).all(dim=0)
+    if unexplained is None or not bool(whole.any()):
+        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    away = torch.where(whole, (x - x.round()).abs(), 0.0).flatten(1).amax(dim=1)
+    return (unexplained <= _EXPLAINED) & (away <= _WHOLE)
 
 
 def _draw(seen: Seen, ctx: Context) -> list[Posterior | None]:

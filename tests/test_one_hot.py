@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from attacks.analytic import Analytic
 from attacks.engine.one_hot import MOST, decode, find_groups
+from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.contract.attack import Context, Seen
 from bench.contract.defense import Defense
@@ -71,6 +73,20 @@ def test_a_batch_gives_all_its_records(table: Dataset, model: str, batch: int) -
     assert (got["failed"], got["exact"], got["label_accuracy"]) == (0, 1.0, 1.0)
     assert got["anyone"] <= got["mse"] < 1e-4
     assert got["left"] is None or float(got["left"].max()) < EXPLAINED
+
+
+def test_what_no_record_can_be_comes_after_records(table: Dataset) -> None:
+    """Both explain all that was sent, and the Gaussian of public records knows no categories."""
+    seen, _, ctx = observed(table, batch=8, clients=1)
+    records = Analytic().run(seen, ctx)
+    matched = IDLG().run(seen, replace(ctx, budget=400))
+    judge = Likelihood()
+    for answer, decoded in ((records, True), (matched, False)):
+        left, loss = judge.unexplained(seen, ctx, answer), judge.losses(seen, ctx, answer)
+        assert left is not None
+        assert loss is not None
+        assert float(left.max()) < 1e-8
+        assert (float(loss.max()) < -1e8) == decoded
 
 
 def test_a_sum_over_clients_gives_the_records_of_all(table: Dataset) -> None:
