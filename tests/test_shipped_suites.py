@@ -53,7 +53,8 @@ def test_they_have_every_defense_every_attack_and_three_seeds(
 ) -> None:
     later_ones = {"r_gap", "spear", "gdbr", "sme"}  # than the committed run
     for suite, later in ((full, set()), (reference, later_ones)):
-        assert {d.name for d in suite.defenses} == set(registry.names("defense"))
+        missing = set(registry.names("defense")) - {d.name for d in suite.defenses}
+        assert missing == ({"dp_fedavg_central", "dp_ftrl"} if later else set())
         assert {a.name for a in suite.attacks} == set(registry.names("attack")) - later
         assert len(suite.seeds) == 3
     assert reference.audit > 0
