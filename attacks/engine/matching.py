@@ -105,6 +105,10 @@ class Matcher:
         where it exceeds what the noise explains (see `Uploads.surprise`). Of own values those count
         that were found (see `OwnValues`); see also `Uploads.without_noise`.
 
+        Where all is exact, the prior is not held to its spread either, since a rough answer that
+        explains much is nearer than a smooth one that explains little: a squared distance q from
+        it counts as N/2 log(1 + q / N).
+
         Args:
             x: [V, K, *shape].
             y: Labels int64 [V, K].
@@ -118,7 +122,7 @@ class Matcher:
         candidate = Candidate(x=x, y=hot, vectors=x.flatten(1))
         with torch.no_grad():
             each = [self._judge_term(term, candidate, everyone) for term in evidence.terms]
-            loss = torch.stack(each).sum(dim=0)
+            loss, away = torch.stack(each).sum(dim=0), encoding.frame.distance(x, y)
             own = next((u.own for u in keeping(evidence)), None)
             if own is not None:
                 units = own.found
@@ -126,11 +130,12 @@ class Matcher:
             elif not evidence.noisy:
                 share = loss / evidence.square.clamp_min(RESOLVED)
                 loss = encoding.pixels / 2 * share.clamp_min(RESOLVED).log()
+                away = encoding.pixels / 2 * torch.log1p(2 * away / encoding.pixels)
             for shared in evidence.sums:
                 known = min(len(shared.mean), len(x) * encoding.pixels)
                 share = shared.share_unexplained(candidate).clamp(RESOLVED, _NEAR)
                 loss = loss + known / 2 * share.log() / len(x)
-            return loss + encoding.frame.distance(x, y)
+            return loss + away
 
     def _judge_term(self, term: Term, candidate: Candidate, everyone: Tensor) -> Tensor:
         evidence, encoding = self.evidence, self.encoding
