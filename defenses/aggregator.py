@@ -38,7 +38,6 @@ from bench.api import (
     Strength,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
-from bench.seeding import generator
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, clip, gaussian_like, replace_values, showing
 
@@ -151,7 +150,7 @@ class CentralNoise(Defense):
             std=self.std,
             count_std=self.count_std,
             quantile=self.quantile,
-            rng=generator(seed, AGGREGATOR),
+            rng=torch.Generator().manual_seed(seed),
             **more,
         )
 

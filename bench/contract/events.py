@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from bench.contract.messages import Message
 from bench.errors import UserError
+
+if TYPE_CHECKING:  # messages are tensors, and reports need no torch
+    from bench.contract.messages import Message
 
 Unit = Literal["coordinate", "label", "record", "client"]
 _MOST = 10**15
