@@ -20,8 +20,6 @@ from bench.records.files import (
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
-    CONVERGED,
-    FALSE_POSITIVES,
     AttackInputs,
     AttackOutcome,
     AttackRecord,
@@ -31,32 +29,24 @@ from bench.records.outcomes import (
     DoneRecord,
     DoubledRun,
     Kind,
-    LedgerEntry,
     Membership,
     NoResult,
     Observation,
     Record,
-    Status,
     TrainOutcome,
     TrainRecord,
-    Verdict,
     Workings,
     is_settled,
 )
 from bench.records.rows import (
-    LEADERBOARD,
     AttackEntry,
     Convergence,
-    CourseFigures,
     DoubledScore,
     Leaks,
     LedgerWords,
     Marks,
-    MembershipFigures,
-    Recognised,
     Row,
     WorstCase,
-    data_title,
     rows_to_json,
 )
 from bench.records.run import (

@@ -14,20 +14,15 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
-from bench.records import (
+from bench.records.outcomes import (
     CONVERGED,
-    AttackEntry,
     AttackOutcome,
     AttackRecord,
-    Convergence,
     DoubledRun,
-    DoubledScore,
-    Leaks,
     NoResult,
-    Recognised,
     Status,
-    WorstCase,
 )
+from bench.records.rows import AttackEntry, Convergence, DoubledScore, Leaks, Recognised, WorstCase
 
 LeakMetric = Literal["ssim", "mse"]
 LEAK_METRICS: tuple[LeakMetric, ...] = ("ssim", "mse")

@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UserError
 from bench.harness.store import Store, write_whole
-from bench.records import (
-    ARCHIVE,
-    LEADERBOARD,
-    PACKED_RUN,
-    RUN,
-    Kind,
-    NoResult,
-    Row,
-    Run,
-    pack,
-    to_json,
-)
-from bench.records.files import Outcome
+from bench.records.files import ARCHIVE, Outcome, pack
+from bench.records.outcomes import Kind, NoResult
+from bench.records.rows import LEADERBOARD, Row
+from bench.records.run import PACKED_RUN, RUN, Run
 from bench.records.submitted import Verified, read_verified, standing
+from bench.records.text import to_json
 from bench.report import frames, leaderboard, text
 from bench.report.errata import with_errata
 

@@ -17,26 +17,20 @@ from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, accuracy_interval, interval_of, share_interval
 from bench.privacy.entry import Entry
 from bench.protocols.settings import TRAINING, Checkpoint, describe_works
-from bench.records import (
+from bench.records.contradictions import check_together
+from bench.records.jobs import canonical
+from bench.records.outcomes import (
     FALSE_POSITIVES,
     AttackOutcome,
     AttackRecord,
     AuditSummary,
-    Cell,
-    Convergence,
-    CourseFigures,
     CoursePoint,
-    LedgerWords,
-    MembershipFigures,
-    PlannedTraining,
-    Row,
-    Run,
     TrainOutcome,
     TrainRecord,
     Workings,
-    canonical,
-    check_together,
 )
+from bench.records.rows import Convergence, CourseFigures, LedgerWords, MembershipFigures, Row
+from bench.records.run import Cell, PlannedTraining, Run
 from bench.report.costs import read_costs
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
 from bench.report.errata import with_errata

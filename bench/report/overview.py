@@ -141,7 +141,7 @@ class Verdict:
 
     @property
     def recognised(self) -> str:
-        """7/12, see `bench.records.Recognised`."""
+        """7/12, see `bench.records.rows.Recognised`."""
         count = self.row and self.row.leaks and self.row.leaks.recognised
         return count.text if count else "–"
 

@@ -11,15 +11,9 @@ import numpy as np
 from bench.metrics.intervals import Interval, accuracy_interval, drop_interval, share_interval
 from bench.metrics.named import FLOOR_SUFFIX, leak
 from bench.protocols.settings import ThreatSettings
-from bench.records import (
-    AttackEntry,
-    AuditFailure,
-    Flag,
-    FlagCode,
-    Row,
-    TrainOutcome,
-    TrainRecord,
-)
+from bench.records.flags import Flag, FlagCode
+from bench.records.outcomes import AuditFailure, TrainOutcome, TrainRecord
+from bench.records.rows import AttackEntry, Row
 
 CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
