@@ -11,53 +11,44 @@ Level = Literal["bad", "warn", "info"]
 
 
 class FlagCode(StrEnum):
-    """Kinds of flags; in comments what `subject` and `values` are where they are not empty."""
+    """Kinds of flags; in comments what `subject` and `values` are where they are not empty.
+
+    Attributes:
+        level: How much it weighs: bad figures, doubtful ones, or something to know.
+        costs_rank: Whether nobody would deploy the row, or its leak says nothing: ranking it has no
+            use.
+    """
+
+    level: Level
+    costs_rank: bool
+
+    def __new__(cls, value: str, level: Level = "bad", costs_rank: bool = False) -> FlagCode:
+        code = str.__new__(cls, value)
+        code._value_, code.level, code.costs_rank = value, level, costs_rank
+        return code
 
     TRAINING_FAILED = "training_failed"  # values: reason
     TRAINING_TIMEOUT = "training_timeout"  # values: reason
-    TRAINING_NOT_APPLICABLE = "training_not_applicable"  # values: reason
-    DIVERGED = "diverged"  # values: reason
-    UNDECLARED = "undeclared"  # values: reason, the first
-    AT_CHANCE = "at_chance"
-    CLAIMED_NOT_PROVEN = "claimed_not_proven"
-    CLAIM_UNIT = "claim_unit"  # subject: the unit
+    TRAINING_NOT_APPLICABLE = "training_not_applicable", "info"  # values: reason
+    DIVERGED = "diverged", "bad", True  # values: reason
+    UNDECLARED = "undeclared", "bad", True  # values: reason, the first
+    AT_CHANCE = "at_chance", "bad", True
+    CLAIMED_NOT_PROVEN = "claimed_not_proven", "warn"
+    CLAIM_UNIT = "claim_unit", "info"  # subject: the unit
     AUDIT_REFUTES_CLAIM = "audit_refutes_claim"  # values: epsilon, which is at least that
     AUDIT_REFUTES_PROOF = "audit_refutes_proof"  # values: epsilon, which is at least that
-    AUDIT_FAILED = "audit_failed"  # values: reason
-    CUT_SHORT = "cut_short"  # subject: the attack; values: gain, SSIM at twice its budget
-    BELOW_FLOOR = "below_floor"  # subject: the attack
-    WHOSE_UNKNOWN = "whose_unknown"  # subject: the attack; values: ssim, whoever's image it is
-    UNDERSTATED = "understated"  # subject: the attack; values: leak, its own
-    FIRST_ROUND = "first_round"  # subject: the attack; values: leak, its own in that round
+    AUDIT_FAILED = "audit_failed", "warn"  # values: reason
+    CUT_SHORT = "cut_short", "warn"  # subject: the attack; values: gain, SSIM at twice its budget
+    BELOW_FLOOR = "below_floor", "warn"  # subject: the attack
+    WHOSE_UNKNOWN = "whose_unknown", "warn"  # subject: the attack; values: ssim, whoever's it is
+    UNDERSTATED = "understated", "warn"  # subject: the attack; values: leak, its own
+    FIRST_ROUND = "first_round", "warn"  # subject: the attack; values: leak, its own in that round
     ATTACK_FAILED = "attack_failed"  # subject: the attack
     ATTACK_TIMEOUT = "attack_timeout"  # subject: the attack
-    ATTACK_PENDING = "attack_pending"  # subject: the attack
-    BY_BOUND = "by_bound"
-    NOT_AS_PUBLISHED = "not_as_published"  # values: reason
-    CONTROL_FAILED = "control_failed"  # values: leak, of the undefended row
-
-
-_LEVELS: Mapping[FlagCode, Level] = {
-    FlagCode.TRAINING_NOT_APPLICABLE: "info",
-    FlagCode.CLAIM_UNIT: "info",
-    FlagCode.BY_BOUND: "info",
-    FlagCode.CLAIMED_NOT_PROVEN: "warn",
-    FlagCode.AUDIT_FAILED: "warn",
-    FlagCode.ATTACK_PENDING: "warn",
-    FlagCode.CUT_SHORT: "warn",
-    FlagCode.BELOW_FLOOR: "warn",
-    FlagCode.WHOSE_UNKNOWN: "warn",
-    FlagCode.UNDERSTATED: "warn",
-    FlagCode.FIRST_ROUND: "warn",
-    FlagCode.NOT_AS_PUBLISHED: "warn",
-}
-"""Of all others: bad."""
-_COST_RANK = {
-    FlagCode.DIVERGED,
-    FlagCode.UNDECLARED,
-    FlagCode.AT_CHANCE,
-    FlagCode.CONTROL_FAILED,
-}
+    ATTACK_PENDING = "attack_pending", "warn"  # subject: the attack
+    BY_BOUND = "by_bound", "info"
+    NOT_AS_PUBLISHED = "not_as_published", "warn"  # values: reason
+    CONTROL_FAILED = "control_failed", "bad", True  # values: leak, of the undefended row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +70,10 @@ class Flag:
 
     @property
     def level(self) -> Level:
-        """How much it weighs: bad figures, doubtful ones, or something to know."""
-        return _LEVELS.get(self.code, "bad")
+        """See `FlagCode`."""
+        return self.code.level
 
     @property
     def costs_rank(self) -> bool:
-        """Whether nobody would deploy the row, or its leak says nothing: ranking it has no use."""
-        return self.code in _COST_RANK
+        """See `FlagCode`."""
+        return self.code.costs_rank
