@@ -7,17 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
-from bench.report import explain, frames
-from bench.report.columns import Column, Shown, has_spared
+from bench.report import explain
+from bench.report.columns import Column, Shown, board_columns, has_spared
 from bench.report.costs import parts
 from bench.report.tables import tables
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 AT_ONCE = 100
 """Rows of a table that are shown until the reader asks for all of them."""
@@ -40,20 +37,14 @@ class Board:
     rows: Sequence[Row]
 
     @cached_property
-    def frame(self) -> DataFrame:
-        """See `frames.board`."""
-        return frames.board(self.rows)
-
-    @property
     def columns(self) -> list[Column]:
         """From the marks to the flags."""
-        return frames.columns_of(self.frame)
+        return board_columns(self.rows)
 
     @cached_property
     def lines(self) -> list[list[Shown]]:
         """What the columns between the defense and the flags show, by row."""
-        lines: list[list[Shown]] = self.frame.iloc[:, 2:-1].to_numpy().tolist()
-        return lines
+        return [[column.shown(row) for column in self.columns[2:-1]] for row in self.rows]
 
     @property
     def threats(self) -> list[str]:

@@ -14,7 +14,7 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak
 from bench.records import AttackEntry, Row, WorstCase
 from bench.report import explain
-from bench.report.tables import any_personalised, attack_metrics, idle
+from bench.report.tables import attack_metrics, idle
 
 _SHADES = 9
 """Of leakage between the floor and a perfect copy."""
@@ -69,6 +69,7 @@ class Column:
         note: Key of its explanation in `explain.COLUMNS`.
         shown: What it shows of a row.
         attack: Whose figures it holds, "" of all others.
+        needs: What one of a table's rows must have, so that the table has the column.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Column:
     note: str = ""
     shown: Callable[[Row], Shown]
     attack: str = ""
+    needs: Callable[[Row], object] = lambda row: True
 
     @property
     def head(self) -> str:
@@ -323,18 +325,37 @@ def show_membership(row: Row) -> Shown:
 # --- the columns ------------------------------------------------------------------------------
 
 
-_BEFORE = (
+_COLUMNS = (
     Column(name="marks", note="marks", shown=_marks),
     Column(name="defense", shown=lambda row: Shown(text=row.setting)),
-)
-_ACCURACY = Column(name="accuracy", note="accuracy", shown=lambda row: show_interval(row.accuracy))
-_OWN = Column(
-    name="personal accuracy",
-    title="own accuracy",
-    note="own",
-    shown=lambda row: show_interval(row.personal_accuracy),
-)
-_EPSILONS = (
+    Column(name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)),
+    Column(
+        name="recognised",
+        note="recognised",
+        shown=_show_recognised,
+        needs=lambda row: row.leaks and row.leaks.recognised,
+    ),
+    Column(name="selected", note="choice", shown=_case("choice"), needs=lambda row: row.choice),
+    Column(name="upper bound", note="bound", shown=_case("worst")),
+    Column(
+        name="membership",
+        note="membership",
+        shown=show_membership,
+        needs=lambda row: row.membership,
+    ),
+    Column(
+        name="accuracy drop",
+        note="lost",
+        shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100),
+    ),
+    Column(name="accuracy", note="accuracy", shown=lambda row: show_interval(row.accuracy)),
+    Column(
+        name="personal accuracy",
+        title="own accuracy",
+        note="own",
+        shown=lambda row: show_interval(row.personal_accuracy),
+        needs=lambda row: row.personalised,
+    ),
     Column(name="eps claimed", title="ε claimed", note="claimed", shown=_show_claimed_epsilon),
     Column(
         name="eps proven",
@@ -344,18 +365,7 @@ _EPSILONS = (
     ),
     Column(name="eps audited", title="ε audited", note="audited", shown=_epsilon_bound),
 )
-_CHOICE = Column(name="selected", note="choice", shown=_case("choice"))
-_LEAK = Column(
-    name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)
-)
-_RECOGNISED = Column(name="recognised", note="recognised", shown=_show_recognised)
-_DROP = Column(
-    name="accuracy drop",
-    note="lost",
-    shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100),
-)
-_MEMBERSHIP = Column(name="membership", note="membership", shown=show_membership)
-_BOUND = Column(name="upper bound", note="bound", shown=_case("worst"))
+"""Before those of the attacks."""
 _FLAGS = Column(
     name="flags",
     note="flags",
@@ -368,20 +378,10 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     that apply to no row."""
     unused = {} if whole else idle(rows)
     metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
-    own = [_OWN] if any_personalised(rows) else []
-    attacks = [_attack_column(rows, name, metric) for name, metric in metrics.items()]
-    choice = [_CHOICE] if any(r.choice for r in rows) else []
-    sure = [_RECOGNISED] if any(r.leaks and r.leaks.recognised for r in rows) else []
-    told = [_MEMBERSHIP] if any(r.membership for r in rows) else []
-    verdict = [_LEAK, *sure, *choice, _BOUND, *told, _DROP]
     return [
-        *_BEFORE,
-        *verdict,
-        _ACCURACY,
-        *own,
-        *_EPSILONS,
+        *(column for column in _COLUMNS if any(map(column.needs, rows))),
         Column(name="floor", note="floor", shown=_floor(metrics)),
-        *attacks,
+        *(_attack_column(rows, name, metric) for name, metric in metrics.items()),
         _FLAGS,
     ]
 

@@ -4,7 +4,9 @@ medium shows, from which it only sets the cells."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from pandas import DataFrame, Index
 
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
@@ -12,13 +14,10 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS
 from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import Column, board_columns, show_membership
+from bench.report.columns import Column, board_columns
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
@@ -26,19 +25,20 @@ _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", 
 
 def mean_and_ends(name: str, value: Interval | None) -> dict[str, float | None]:
     """Return a mean and the ends of its interval by their names."""
-    return {
-        name: None if value is None else value.mean,
-        f"{name}_lo": None if value is None else value.lo,
-        f"{name}_hi": None if value is None else value.hi,
-    }
+    ends = (None, None, None) if value is None else (value.mean, value.lo, value.hi)
+    return dict(zip((name, f"{name}_lo", f"{name}_hi"), ends, strict=True))
+
+
+def _named(thing: Any, *names: str) -> dict[str, Any]:
+    """Return some attributes by their names; None of nothing."""
+    return {name: None if thing is None else getattr(thing, name) for name in names}
 
 
 def figures_of(row: Row) -> dict[str, Any]:
     """Return every figure of a row, unrounded, by its name in CSV and pandas."""
     recognised = row.leaks and row.leaks.recognised
-    audit = row.audit
     return {
-        **{name: getattr(row, name) for name in _SAME},
+        **_named(row, *_SAME),
         **mean_and_ends("leakage", row.leak_interval),
         "tied_for_best": row.marks.best,
         "like_undefended": row.marks.undefended,
@@ -49,14 +49,8 @@ def figures_of(row: Row) -> dict[str, Any]:
         **mean_and_ends("accuracy_drop", row.accuracy_drop),
         **mean_and_ends("accuracy", row.accuracy),
         **mean_and_ends("personal_accuracy", row.personal_accuracy),
-        "eps_claimed": row.eps_claimed,
-        "unit": row.unit,
-        "eps_record": row.eps_record,
-        "delta": row.delta,
-        "eps_audited": audit and audit.eps_audited,
-        "eps_at_least": audit and audit.eps_at_least,
-        "verdict_claim": audit and audit.verdict_claim,
-        "verdict_proof": audit and audit.verdict_proof,
+        **_named(row, "eps_claimed", "unit", "eps_record", "delta"),
+        **_named(row.audit, "eps_audited", "eps_at_least", "verdict_claim", "verdict_proof"),
         **row.costs,
         **_case_figures("choice", row.choice),
         **_case_figures("worst", row.worst),
@@ -91,17 +85,13 @@ def _case_figures(name: str, case: WorstCase | None) -> dict[str, Any]:
 
 def _entry_figures(entry: AttackEntry) -> dict[str, Any]:
     """Return every figure of an attack's entry by its name in CSV and pandas."""
-    figures = {
-        name: getattr(entry, name)
-        for name in ("status", "reason", "threat", "is_floor", "n", "failed")
-    }
+    figures = _named(entry, "status", "reason", "threat", "is_floor", "n", "failed")
     for metric in METRICS:
         figures |= mean_and_ends(metric, entry.scores.get(metric))
         for end in ("", FLOOR_SUFFIX):
             figures[f"{metric}_floor{end}"] = entry.floor.get(metric + end)
     return figures | {
-        "seconds": entry.seconds,
-        "gradient_evaluations": entry.gradient_evaluations,
+        **_named(entry, "seconds", "gradient_evaluations"),
         "gain_at_twice_budget": entry.convergence and entry.convergence.gain,
         "notes": "; ".join(entry.notes),
     }
@@ -109,31 +99,23 @@ def _entry_figures(entry: AttackEntry) -> dict[str, Any]:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return a line per row and attack, with every figure, its interval and its baseline."""
-    lines = [line for row in rows for line in _attack_lines(row) or [figures_of(row)]]
+    lines = []
+    for row in rows:
+        figures = figures_of(row)
+        attacks = row.attacks.items()
+        lines += [figures | {"attack": n} | _entry_figures(e) for n, e in attacks] or [figures]
     return csv_of(lines)
 
 
 def csv_of(lines: Sequence[Mapping[Any, Any]]) -> str:
     """Return lines of figures as CSV that no spreadsheet takes for formulas."""
-    from pandas import DataFrame
-
     frame = DataFrame([{k: csv_cell(v) for k, v in line.items()} for line in lines], dtype=object)
     return frame.to_csv(index=False, lineterminator="\n")
-
-
-def _attack_lines(row: Row) -> list[dict[str, Any]]:
-    """Return a row's figures for each attack, with its own."""
-    return [
-        {**figures_of(row), "attack": name, **_entry_figures(entry)}
-        for name, entry in row.attacks.items()
-    ]
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
     """One line per row, flat: all of `figures_of`, then each attack's means as ATTACK_METRIC;
     intervals end in _lo, _hi."""
-    from pandas import DataFrame
-
     return DataFrame(
         [
             figures_of(row)
@@ -150,8 +132,6 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     """Return one line per defense and table: the least leaky setting within the accuracy drop, its
     leakage and its costs; where there is none, why."""
-    from pandas import DataFrame
-
     return DataFrame(
         [
             _verdict_line(line, head, verdict)
@@ -186,8 +166,6 @@ def _verdict_line(
 def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
     of attacks that apply to no row."""
-    from pandas import DataFrame, Index
-
     columns = board_columns(rows, whole=whole)
     return DataFrame(
         [[column.shown(row) for column in columns] for row in rows],
@@ -209,8 +187,6 @@ def texts(frame: DataFrame) -> DataFrame:
 def overview_texts(summary: overviews.Overview) -> DataFrame:
     """Return an overview as text: its defenses by tables, by `Head`, then their costs and
     settings."""
-    from pandas import DataFrame
-
     return DataFrame(
         [
             [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
@@ -220,41 +196,11 @@ def overview_texts(summary: overviews.Overview) -> DataFrame:
     )
 
 
-def table_texts(summary: overviews.Overview, place: int) -> DataFrame:
-    """Return one table of an overview as text: the defenses that were run there, in the overview's
-    order. `leak` is a number, `style` a class of the style sheet, "" `setting` that of a defense
-    without settings."""
-    from pandas import DataFrame
-
-    shown = ((line.defense, line.verdicts[place]) for line in summary.lines)
-    return DataFrame(
-        [
-            {
-                "defense": defense,
-                "leakage": verdict.leakage,
-                "": verdict.signs,
-                "recognised": verdict.recognised,
-                "membership": show_membership(verdict.row).text if verdict.row else "–",
-                "accuracy drop": verdict.drop_text,
-                **{c.title: overviews.times(verdict.costs.get(n)) for n, c in COSTS.items()},
-                "epsilon": overviews.epsilon_words(verdict.row.eps_record if verdict.row else None),
-                "leak": verdict.leak,
-                "style": verdict.style,
-                "setting": verdict.row.setting if verdict.row and verdict.row.settings else "",
-            }
-            for defense, verdict in shown
-            if verdict.leakage != "–"
-        ]
-    )
-
-
 def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
-    from pandas import DataFrame
-
     return DataFrame(
         [
-            {same: getattr(row, same) for same in _SAME} | {"attack": name} | _entry_figures(entry)
+            _named(row, *_SAME) | {"attack": name} | _entry_figures(entry)
             for row in rows
             for name, entry in row.attacks.items()
         ]
@@ -264,15 +210,12 @@ def attacks(rows: Sequence[Row]) -> DataFrame:
 def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
     """One line per finished cell and victim: every metric and, ending in _floor, what needs no
     leak."""
-    from pandas import DataFrame
-
     lines = []
     for cell in cells:
         record = store.read("attack", cell.key)
         if not isinstance(record, AttackRecord):
             continue
-        same = {name: getattr(cell, name) for name in _OF_CELL}
-        same |= {"attack": cell.label, "threat": cell.threat}
+        same = _named(cell, *_OF_CELL) | {"attack": cell.label, "threat": cell.threat}
         for victim in range(record.victims):
             line = {**same, "victim": victim}
             line |= {k: v[victim] for k, v in record.values.items()}

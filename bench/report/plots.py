@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from bench.errors import UserError
 from bench.metrics.intervals import Interval
@@ -17,9 +17,6 @@ from bench.records import Row
 from bench.report.paper import COLOURS, GREY, MARKERS, bars, looks, plot, set_log
 from bench.report.tables import same_training
 from bench.report.verdicts import has_use
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Points = Sequence[tuple[float, Interval]]
 """Where each figure was measured, in ascending order, and the figure."""

@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from bench.files import no_link
 from bench.records import Row
@@ -16,9 +18,6 @@ from bench.report.paper import write
 from bench.report.plots import sweep as draw_sweep
 from bench.report.tables import tables
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 def frame_of(over: str, swept: Mapping[Any, Sequence[Row]]) -> DataFrame:
     """Return a line for every value and row: the row's figures, its table, and its curve there.
@@ -27,8 +26,6 @@ def frame_of(over: str, swept: Mapping[Any, Sequence[Row]]) -> DataFrame:
         over: The key that was varied.
         swept: A suite's rows by its values, in the order in which they were asked for.
     """
-    from pandas import DataFrame
-
     lines = []
     for value, rows in swept.items():
         names = Counter[str]()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from bench.records import Row, short
-from bench.report import explain, frames
+from bench.report import explain
 from bench.report import overview as overviews
-from bench.report.columns import Shown, is_refuted
+from bench.report.columns import Column, Shown, board_columns, is_refuted, show_membership
+from bench.report.costs import COSTS
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
 from bench.report.verdicts import UNDEFENDED, has_use
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _ATTACKS = 5
 """Columns of attacks that fit 80 columns."""
@@ -30,40 +26,53 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
-_HEADS = {"recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
-"""Of the overview's columns; of the others the last word."""
+_OPTIONAL = ("recog-\nnised", "membership")
+"""Columns of the overview that are left out where nothing stands in them."""
 
 
 def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
     """Return a rich table of 80 columns for each table of the overviews: each defense's leakage and
     costs, the undefended row last; below it the settings."""
     return [
-        _overview_table(head.title, frames.table_texts(summary, place))
+        _overview_table(head.title, [(line.defense, line.verdicts[i]) for line in summary.lines])
         for summary in summaries
-        for place, head in enumerate(summary.heads)
+        for i, head in enumerate(summary.heads)
     ]
 
 
-def _overview_table(title: str, frame: DataFrame) -> Group:
-    """Return one table of an overview. frame: see `frames.table_texts`."""
-    settings = Text("; ".join(filter(None, frame["setting"])), style="dim")
-    frame["last"] = frame["defense"] == UNDEFENDED
-    frame = frame.sort_values(["last", "leak"])
-    shown = frame.drop(columns=["leak", "style", "setting", "last"])
-    for optional in ("recognised", "membership"):
-        if (shown[optional] == "–").all():
-            shown = shown.drop(columns=optional)
+def _overview_table(title: str, verdicts: Sequence[tuple[str, overviews.Verdict]]) -> Group:
+    """Return one table of an overview: the defenses that were run there, in the order of their
+    leakage.
+
+    Args:
+        title: Of the table.
+        verdicts: By their defenses, in the overview's order.
+    """
+    ran = [(name, v) for name, v in verdicts if v.leakage != "–"]
+    settings = "; ".join(v.row.setting for _, v in ran if v.row and v.row.settings)
+    ran.sort(key=lambda pair: (pair[0] == UNDEFENDED, pair[1].leak is None, pair[1].leak or 0.0))
+    columns: dict[str, list[str | Text]] = {
+        "leakage": [Text(v.leakage, style=_COLOURS.get(v.style, "")) for _, v in ran],
+        "": [v.signs for _, v in ran],
+        "recog-\nnised": [v.recognised for _, v in ran],
+        "membership": [show_membership(v.row).text if v.row else "–" for _, v in ran],
+        "accuracy\ndrop": [v.drop_text for _, v in ran],
+    }
+    for name, cost in COSTS.items():  # there is room for the title's last word
+        words = [overviews.times(v.costs.get(name)) for _, v in ran]
+        columns[cost.title.rpartition(" ")[2]] = [*words]
+    proven = [v.row.eps_record if v.row else None for _, v in ran]
+    columns["epsilon"] = [*map(overviews.epsilon_words, proven)]
     table = _empty(None)
     table.add_column("defense", overflow="fold")
-    for name in shown.columns[1:]:
-        justify: JustifyMethod = "left" if name in ("leakage", "") else "right"
-        head = _HEADS.get(name, name.rpartition(" ")[2])
-        table.add_column(head, justify=justify, no_wrap=name != "epsilon")
-    for (defense, leakage, *others), style in zip(
-        shown.to_numpy().tolist(), frame["style"], strict=True
-    ):
-        table.add_row(defense, Text(leakage, style=_COLOURS.get(style, "")), *others)
-    return Group(Text(title, style="bold"), table, settings)
+    for head in [h for h in _OPTIONAL if set(columns[h]) == {"–"}]:
+        del columns[head]
+    for head in columns:
+        justify: JustifyMethod = "left" if head in ("leakage", "") else "right"
+        table.add_column(head, justify=justify, no_wrap=head != "epsilon")
+    for (name, _), *cells in zip(ran, *columns.values(), strict=True):
+        table.add_row(name, *cells)
+    return Group(Text(title, style="bold"), table, Text(settings, style="dim"))
 
 
 def boards(rows: Sequence[Row]) -> list[Table]:
@@ -73,28 +82,29 @@ def boards(rows: Sequence[Row]) -> list[Table]:
 
 
 def _board(title: str, rows: Sequence[Row]) -> Iterator[Table]:
-    frame = frames.board(rows)
-    frame = frame.drop(columns=[c for c in frames.columns_of(frame) if c.name in _LEFT_OUT])
-    attacks = [c for c in frames.columns_of(frame) if c.attack or c.name == "floor"]
+    columns = [c for c in board_columns(rows) if c.name not in _LEFT_OUT]
+    attacks = [c for c in columns if c.attack or c.name == "floor"]
+    others = [c for c in columns if c not in attacks]
     letters = [explain.letters(row.flags) for row in rows]
-    yield _table(f"{title}\n{work(rows)}", rows, frame.drop(columns=attacks), letters)
+    yield _table(f"{title}\n{work(rows)}", rows, others, letters)
     for first in range(0, len(attacks), _ATTACKS):
-        some = frame[attacks[first : first + _ATTACKS]]
-        yield _table("by attack", rows, some, [""] * len(rows))
+        yield _table("by attack", rows, attacks[first : first + _ATTACKS], [""] * len(rows))
 
 
-def _table(title: str, rows: Sequence[Row], frame: DataFrame, letters: Sequence[str]) -> Table:
+def _table(
+    title: str, rows: Sequence[Row], columns: Sequence[Column], letters: Sequence[str]
+) -> Table:
     """Return some columns of a table. letters: the flags of each row, at its end."""
     table = _empty(title)
     table.add_column("", no_wrap=True)
     table.add_column("defense", overflow="fold", min_width=_DEFENSE)
-    for column in frames.columns_of(frame):
+    for column in columns:
         head = column.name.replace(" ", "\n").replace("@", "\n@")
         table.add_column(head, justify="right", no_wrap=True)
-    lines = frame.apply(lambda cells: cells.map(partial(_cell, cells.name.name)))
-    for row, line, ends in zip(rows, lines.to_numpy().tolist(), letters, strict=True):
+    for row, ends in zip(rows, letters, strict=True):
         name = "\n".join([row.defense, *(f" {k}={short(v)}" for k, v in row.settings.items())])
-        table.add_row(row.marks.text, name, *line, ends, style="" if has_use(row) else "dim")
+        cells = [_cell(column.name, column.shown(row)) for column in columns]
+        table.add_row(row.marks.text, name, *cells, ends, style="" if has_use(row) else "dim")
     return table
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain, frames
@@ -13,9 +15,6 @@ from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import any_errors, any_personalised, tables, work
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
