@@ -254,8 +254,7 @@ class Results:
         summaries = by_protocol(self._files.rows)
         body = ""
         for summary in summaries:
-            frame = frames.overview_texts(summary)
-            frame = frame.rename(columns=lambda h: h if isinstance(h, str) else " ".join(h.words))
+            frame = frames.overview_texts(summary, lambda head: " ".join(head.words))
             body += f"<p>{html.escape(summary.protocol)}</p>{frame.to_html(index=False)}"
         below = "".join(f"<li>{html.escape(line)}</li>" for line in legend(summaries))
         return f"<p>{html.escape(repr(self))}</p>{body}<ul>{below}</ul>"

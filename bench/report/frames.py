@@ -3,7 +3,7 @@ medium shows, from which it only sets the cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pandas import DataFrame, Index
@@ -184,15 +184,17 @@ def texts(frame: DataFrame) -> DataFrame:
     return frame.map(lambda shown: shown.full).rename(columns=lambda column: column.name)
 
 
-def overview_texts(summary: overviews.Overview) -> DataFrame:
-    """Return an overview as text: its defenses by tables, by `Head`, then their costs and
-    settings."""
+def overview_texts(
+    summary: overviews.Overview, title: Callable[[overviews.Head], str]
+) -> DataFrame:
+    """Return an overview as text: its defenses by tables, then their costs and settings. title:
+    what to call a table."""
     return DataFrame(
         [
             [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
             for line in summary.lines
         ],
-        columns=["defense", *summary.heads, *overviews.column_notes(), "settings"],
+        columns=["defense", *map(title, summary.heads), *overviews.column_notes(), "settings"],
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from jinja2 import StrictUndefined, Template
 from pandas import DataFrame
 
 from bench.records import Row, Run, rows_to_json
@@ -51,21 +54,7 @@ def _has(rows: Sequence[Row], sign: str) -> bool:
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
     """Return one section per table, and how the numbers were made; `missing` says what is not
     there."""
-    lines = [
-        *_about(run, missing),
-        *_markdown_overview(rows),
-        "## How to read the tables",
-        "",
-        *(f"- {markdown_paragraph(line)}" for line in legend(rows)),
-        "",
-    ]
-    for title, members in tables(rows):
-        lines += [f"## {markdown_text(title)}", "", f"Threat: {markdown_text(members[0].threat)}  "]
-        lines += [f"Work: {markdown_text(work(members))}", ""]
-        lines += markdown_table(frames.texts(frames.board(members, whole=True)))
-        reasons = _reasons(members)
-        lines += ["", *reasons, ""] if reasons else [""]
-    return "\n".join(lines).rstrip() + "\n"
+    return _fill_template(rows, run, missing, boards=tables(rows))
 
 
 def readme(
@@ -79,56 +68,42 @@ def readme(
         figures: Names of files in its folder `figures`.
         missing: What is not there, a sentence each.
     """
-    lines = [
-        *_about(run, missing),
-        "`leakbench report` on this folder makes every table, plot and file of it.",
-        "",
-        *(f"![{name.rpartition('.')[0]}](figures/{name})\n" for name in figures),
-        *_markdown_overview(rows),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+    return _fill_template(rows, run, missing, figures=figures)
 
 
-def _about(run: Run, missing: Sequence[str]) -> list[str]:
-    """Return the title and description of a suite, and how the run was made."""
-    return [
-        f"# {markdown_text(run.title)}",
-        "",
-        markdown_paragraph(run.suite.description),
-        "",
-        *_commands(run),
-        f"Device: {markdown_text(run.device)}, seeds {run.seeds}  ",
-        "Versions: " + ", ".join(markdown_text(f"{k} {v}") for k, v in run.versions.items()),
-        "",
-        *(line for words in missing for line in (f"**Missing**: {markdown_text(words)}", "")),
-    ]
+def _fill_template(rows: Sequence[Row], run: Run, missing: Sequence[str], **more: Any) -> str:
+    """Return what both Markdown files begin with: how the numbers were made, and each protocol's
+    overview. more: the `figures` of a README, or the `boards` of a leaderboard."""
+    summaries = overviews.by_protocol(rows)
+    filled = _template().render(
+        rows=rows,
+        run=run,
+        missing=missing,
+        versions=[markdown_text(f"{k} {v}") for k, v in run.versions.items()],
+        signs=overviews.legend(summaries),
+        overviews=map(_markdown_overview, summaries),
+        md=markdown_text,
+        paragraph=markdown_paragraph,
+        code=markdown_code,
+        legend=legend,
+        work=work,
+        reasons=_reasons,
+        board=lambda rows: markdown_table(frames.texts(frames.board(rows, whole=True))),
+        **more,
+    )
+    return filled.rstrip() + "\n"
 
 
-def _commands(run: Run) -> list[str]:
-    """Return the command, or a list of those of the parts."""
-    if not run.commands:
-        return [f"Command: {markdown_code(run.command)}  "]
-    return [
-        "Commands, one for each part:",
-        "",
-        *(f"- {markdown_code(c)}" for c in run.commands),
-        "",
-    ]
+@cache
+def _template() -> Template:
+    source = Path(__file__).with_name("templates") / "run.md"
+    text = source.read_text(encoding="utf-8")
+    return Template(text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def _markdown_overview(rows: Sequence[Row]) -> list[str]:
-    """Return each protocol's leakage of defenses by tables, costs, and settings, as lines."""
-    all_ = overviews.by_protocol(rows)
-    lines = ["## Overview", ""] if rows else []
-    lines += [f"- {markdown_paragraph(line)}" for line in overviews.legend(all_)] + [""]
-    for summary in all_:
-        frame = frames.overview_texts(summary).replace({"settings": {"": "–"}})
-        lines += [*markdown_table(frame.rename(columns=_title)), ""]
-    return lines
-
-
-def _title(head: Any) -> str:
-    return head.title if isinstance(head, overviews.Head) else head
+def _markdown_overview(summary: overviews.Overview) -> list[str]:
+    frame = frames.overview_texts(summary, lambda head: head.title)
+    return markdown_table(frame.replace({"settings": {"": "–"}}))
 
 
 def markdown_table(frame: DataFrame) -> list[str]:
@@ -138,18 +113,15 @@ def markdown_table(frame: DataFrame) -> list[str]:
     return [head, "|" + " --- |" * len(lines[0]), *body]
 
 
-def _reasons(rows: Sequence[Row]) -> list[str]:
-    """Return why cells have no figure, once per attack and reason."""
-    settings_by_reason: dict[str, list[str]] = {}
+def _reasons(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return why cells have no figure, with the settings, once per attack and reason."""
+    settings: dict[str, list[str]] = {}
     for row in rows:
         for name, entry in row.attacks.items():
             if entry.status != "done":
                 reason = f"{name} {entry.status.replace('_', ' ')}: {entry.reason}"
-                settings_by_reason.setdefault(reason, []).append(row.setting)
-    return [
-        f"- {markdown_paragraph(reason)} ({markdown_text(', '.join(which))})"
-        for reason, which in settings_by_reason.items()
-    ]
+                settings.setdefault(reason, []).append(row.setting)
+    return settings
 
 
 # --- JSON --------------------------------------------------------------------------------------
@@ -179,8 +151,7 @@ def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
 def _latex_overview(summary: overviews.Overview) -> str:
     titles = "; ".join(f"{head.number}: {head.title}" for head in summary.heads)
     caption = f"{' '.join(overviews.legend([summary]))} Tables: {titles}"
-    frame = frames.overview_texts(summary).drop(columns="settings")
-    frame.columns = [str(h.number) if isinstance(h, overviews.Head) else h for h in frame]
+    frame = frames.overview_texts(summary, lambda head: str(head.number)).drop(columns="settings")
     return (
         frame.map(latex)
         .rename(columns=latex)
