@@ -4,9 +4,7 @@ medium shows, from which it only sets the cells."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
-
-from pandas import DataFrame, Index
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
@@ -19,6 +17,9 @@ from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
 
@@ -27,6 +28,13 @@ def mean_and_ends(name: str, value: Interval | None) -> dict[str, float | None]:
     """Return a mean and the ends of its interval by their names."""
     ends = (None, None, None) if value is None else (value.mean, value.lo, value.hi)
     return dict(zip((name, f"{name}_lo", f"{name}_hi"), ends, strict=True))
+
+
+def _frame(lines: Sequence[Any], **settings: Any) -> DataFrame:
+    """Return lines as a frame. pandas is imported only where one is made."""
+    from pandas import DataFrame
+
+    return DataFrame(lines, **settings)
 
 
 def _named(thing: Any, *names: str) -> dict[str, Any]:
@@ -109,14 +117,14 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def csv_of(lines: Sequence[Mapping[Any, Any]]) -> str:
     """Return lines of figures as CSV that no spreadsheet takes for formulas."""
-    frame = DataFrame([{k: csv_cell(v) for k, v in line.items()} for line in lines], dtype=object)
+    frame = _frame([{k: csv_cell(v) for k, v in line.items()} for line in lines], dtype=object)
     return frame.to_csv(index=False, lineterminator="\n")
 
 
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
     """One line per row, flat: all of `figures_of`, then each attack's means as ATTACK_METRIC;
     intervals end in _lo, _hi."""
-    return DataFrame(
+    return _frame(
         [
             figures_of(row)
             | {
@@ -132,7 +140,7 @@ def leaderboard(rows: Sequence[Row]) -> DataFrame:
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     """Return one line per defense and table: the least leaky setting within the accuracy drop, its
     leakage and its costs; where there is none, why."""
-    return DataFrame(
+    return _frame(
         [
             _verdict_line(line, head, verdict)
             for summary in overviews.by_protocol(rows, loss)
@@ -167,9 +175,9 @@ def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
     of attacks that apply to no row."""
     columns = board_columns(rows, whole=whole)
-    return DataFrame(
+    return _frame(
         [[column.shown(row) for column in columns] for row in rows],
-        columns=Index(columns, dtype=object),
+        columns=columns,
         dtype=object,
     )
 
@@ -189,7 +197,7 @@ def overview_texts(
 ) -> DataFrame:
     """Return an overview as text: its defenses by tables, then their costs and settings. title:
     what to call a table."""
-    return DataFrame(
+    return _frame(
         [
             [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
             for line in summary.lines
@@ -200,7 +208,7 @@ def overview_texts(
 
 def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
-    return DataFrame(
+    return _frame(
         [
             _named(row, *_SAME) | {"attack": name} | _entry_figures(entry)
             for row in rows
@@ -230,4 +238,4 @@ def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
             if record.judged is not None:
                 line["judged"] = record.judged[victim]
             lines.append(line | {"key": cell.key})
-    return DataFrame(lines)
+    return _frame(lines)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, Template
-from pandas import DataFrame
 
 from bench.records import Row, Run, rows_to_json
 from bench.report import explain, frames
@@ -18,6 +17,9 @@ from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import any_errors, any_personalised, tables, work
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
