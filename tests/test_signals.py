@@ -144,15 +144,9 @@ def test_every_attack_runs_on_signals_and_what_leaks_is_seen(signals: Path, tmp_
     assert error["har_transformer", "prior_only"] > 0.7 * floor
 
 
-def test_a_report_shows_signals_as_numbers(tmp_path: Path) -> None:
-    source = pictures._Rebuilt(
-        row="a",
-        attack="dlg",
-        path=tmp_path,
-        record=None,  # type: ignore[arg-type]
-    )
+def test_a_report_shows_signals_as_numbers() -> None:
     x = np.arange(2 * 1 * 3 * 32, dtype=np.float32).reshape(2, 1, 3, 32)
-    shown = pictures._record(source, x + 1, x)
+    shown = pictures._record(x + 1, x)
     assert shown["features"] == 96
     assert shown["scores"] == [1.0, 1.0]
     assert shown["truth"][0] == [float(v) for v in range(10)]

@@ -60,11 +60,8 @@ def page(
     digest = hashlib.sha256(as_json.encode()).hexdigest()
     tables = boards(rows)
     overall = subject is None or subject.overall
-    contents = [_board_values(b, pictures) for b in tables]
-    if subject is None:  # the pages on subjects are many, and a plot takes half a second
-        contents = [
-            {**values, "plots": _plots(b, rows)} for b, values in zip(tables, contents, strict=True)
-        ]
+    # The pages on subjects are many, and a plot takes half a second.
+    plots = [_plots(b, rows) if subject is None else [] for b in tables]
     choices = overview.choices(rows) if overall else []
     reasons = _reasons(tables)
     over = explain.interval_words(rows) or "95 % interval"
@@ -84,7 +81,7 @@ def page(
             standing=standing,
             made_by=run.versions.get("leakbench", bench.__version__),
             digest=digest,
-            boards=contents,
+            boards=[_board_values(b, pictures, p) for b, p in zip(tables, plots, strict=True)],
             filters=_filters(rows),
             texts=texts,
             over=over,
@@ -101,11 +98,13 @@ def page(
     )
 
 
-def _board_values(board: Board, pictures: Pictures) -> dict[str, Any]:
+def _board_values(
+    board: Board, pictures: Pictures, plots: Sequence[tuple[str, Markup]]
+) -> dict[str, Any]:
     own = _own(pictures, board.rows)
     return {
         "board": board,
-        "plots": [],
+        "plots": plots,
         "details": _json(details(board)),
         "pictures": _json(own) if own["cells"] or own["records"] else None,
         "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),

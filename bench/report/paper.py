@@ -6,14 +6,15 @@ from __future__ import annotations
 import base64
 import io
 import textwrap
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
@@ -28,7 +29,12 @@ from bench.report.verdicts import UNDEFENDED
 
 WIDTHS: Mapping[str, float] = {"column": 3.3, "page": 6.9}
 """Inches."""
-FORMATS = ("pdf", "png", "svg")
+FORMATS = {
+    "pdf": ("CreationDate", "Producer", "Creator"),
+    "png": ("Software",),
+    "svg": ("Date", "Creator"),
+}
+"""With what matplotlib would write into each that differs from one time to the next."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Of Okabe and Ito: colour-blind readers can tell them apart."""
 GREY = "#777777"
@@ -37,15 +43,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 LINE_HEIGHT = 0.155
 _AXES_HEIGHT = 2.1
 """Inches, of a line of text and of the axes."""
-_SIZES = (
-    "font.size",
-    "axes.labelsize",
-    "axes.titlesize",
-    "xtick.labelsize",
-    "ytick.labelsize",
-    "legend.fontsize",
-)
-_STYLE: dict[Any, Any] = dict.fromkeys(_SIZES, 8) | {
+_STYLE: dict[Any, Any] = {
+    "font.size": 8,  # of which other sizes are multiples, by default 1
+    "axes.titlesize": "medium",
     "axes.linewidth": 0.6,
     "lines.linewidth": 1.0,
     "xtick.major.width": 0.6,
@@ -76,13 +76,9 @@ class Paper(Figure):
         return buffer.getvalue()
 
 
-@contextmanager
-def style_figures() -> Iterator[None]:
+def style_figures() -> AbstractContextManager[None]:
     """The figures' style, whatever the user's own settings are."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        yield
+    return style.context(_STYLE, after_reset=True)
 
 
 def inches(width: str) -> float:
@@ -100,14 +96,9 @@ def looks(rows: Sequence[Row], among: Sequence[Row]) -> list[tuple[str, str]]:
         among: All of a report: a defense has one colour in each of its plots.
     """
     names = sorted({r.defense for r in among} - {UNDEFENDED})
-    uses: Counter[str] = Counter()
-    chosen = []
-    for row in rows:
-        place = 0 if row.defense == UNDEFENDED else names.index(row.defense)
-        colour = GREY if row.defense == UNDEFENDED else COLOURS[place % len(COLOURS)]
-        chosen.append((colour, MARKERS[uses[colour] % len(MARKERS)]))
-        uses[colour] += 1
-    return chosen
+    colours = {UNDEFENDED: GREY, **dict(zip(names, cycle(COLOURS), strict=False))}
+    markers = defaultdict[str, Iterator[str]](lambda: cycle(MARKERS))
+    return [(c, next(markers[c])) for c in (colours[row.defense] for row in rows)]
 
 
 def bars(values: Sequence[Interval]) -> list[list[float]]:
@@ -159,7 +150,7 @@ def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes
 def check_format(name: str) -> None:
     """Raise UserError for a format that figures are not written in."""
     if name not in FORMATS:
-        raise UserError(did_you_mean("figure format", name, FORMATS))
+        raise UserError(did_you_mean("figure format", name, list(FORMATS)))
 
 
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
@@ -168,25 +159,23 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     Raises:
         UserError: For another format.
     """
-    metadata: Mapping[str, dict[str, Any]] = {
-        "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-        "png": {"Software": None},
-        "svg": {"Date": None, "Creator": None},
-    }
     paths = []
     for name in formats:
         check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=name, metadata=metadata[name])
-        write_whole(path, buffer.getvalue())
+        write_whole(path, _draw(figure, name))
         paths.append(path)
     return paths
 
 
+def _draw(figure: Figure, name: str) -> bytes:
+    """Return the figure in a format, without the time and program that drew it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=name, metadata=dict.fromkeys(FORMATS[name]))
+    return buffer.getvalue()
+
+
 def image_of(figure: Figure, title: str) -> str:
     """Return the figure as an image element; the title is its alternative text."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(_draw(figure, "svg")).decode()
     return f'<img class="plot" alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'

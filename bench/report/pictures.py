@@ -103,10 +103,11 @@ def _gather(sources: Sequence[_Rebuilt], *, victims: int, budget: int) -> Pictur
         except ValueError as error:
             contents["unreadable"].append(str(error))
             continue
+        cell = {"row": source.row, "attack": source.attack, "samples": images.shape[1]}
         if images.ndim != 5:
-            contents["records"].append(_record(source, images, truth))
+            contents["records"].append(cell | _record(images, truth))
             continue
-        cell = _scores(source, images, truth)
+        cell |= _scores(source.record, images, truth)
         for name, pixels in (("truth", truth), ("images", images)):
             cell[name] = places.setdefault(_sprite(pixels), len(places))
         contents["cells"].append(cell)
@@ -149,24 +150,21 @@ def read_pair(
     return images, truth
 
 
-def _scores(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def _scores(record: AttackRecord, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """Return the score of each sample shown: SSIM, or MSE of images below its window."""
     import torch
 
     from bench.toolkit.images import WINDOW, mse, ssim
 
     metric = "ssim" if min(images.shape[-2:]) >= WINDOW else "mse"
-    recorded = source.record.values.get(metric)
-    if recorded is not None and images.shape[1] == source.record.samples == 1:
+    recorded = record.values.get(metric)
+    if recorded is not None and images.shape[1] == record.samples == 1:
         scores = recorded[: len(images)]
     else:
         a, b = torch.from_numpy(images), torch.from_numpy(truth)
         each = ssim(a, b) if metric == "ssim" else mse(a, b, sample_dims=3)
         scores = each.flatten().tolist()
     return {
-        "row": source.row,
-        "attack": source.attack,
-        "samples": images.shape[1],
         "metric": metric,
         "scores": [round(float(s), 3 if metric == "ssim" else 6) for s in scores],
     }
@@ -192,7 +190,7 @@ def _sprite(images: np.ndarray) -> str:
     return _PNG_URI + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+def _record(images: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """Return the first features of the first samples, as numbers; scores are MSEs over all
     features."""
 
@@ -203,9 +201,6 @@ def _record(source: _Rebuilt, images: np.ndarray, truth: np.ndarray) -> dict[str
     squared = np.square(images.astype(np.float64) - truth)
     errors = squared.reshape(images.shape[0] * images.shape[1], -1).mean(axis=1)
     return {
-        "row": source.row,
-        "attack": source.attack,
-        "samples": images.shape[1],
         "features": int(np.prod(images.shape[2:])),
         "images": first(images),
         "truth": first(truth),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,19 +34,14 @@ _WIDE = 8.0
 """Ratio of largest to smallest value from which their axis is logarithmic."""
 
 
-def draw_line(axes: Axes, points: Points, *, colour: str, marker: str, label: str) -> None:
-    """Draw a line through intervals, with their bars."""
-    axes.errorbar(
-        [x for x, _ in points],
-        [y.mean for _, y in points],
-        yerr=bars([y for _, y in points]),
-        color=colour,
-        marker=marker,
-        markersize=4,
-        capsize=2,
-        elinewidth=0.6,
-        label=label,
-    )
+def draw_line(
+    axes: Axes, points: Points, *, colour: str, marker: str, label: str, **more: Any
+) -> None:
+    """Draw a line through intervals, with their bars. more: of the line."""
+    x, y = zip(*points, strict=True)
+    looks = {"markersize": 4, "capsize": 2, "elinewidth": 0.6, **more}
+    means = [interval.mean for interval in y]
+    axes.errorbar(x, means, yerr=bars(y), color=colour, marker=marker, label=label, **looks)
 
 
 def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Points]]:
@@ -209,19 +205,12 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], among: Sequence[Row]) -> None
     chosen = looks([row for row, *_ in spots], among)
     for (row, x, y), (colour, marker) in zip(spots, chosen, strict=True):
         own = " (own networks)" if row.accuracy is None else ""
-        axes.errorbar(
-            [x.mean],
-            [y.mean],
-            xerr=bars([x]),
-            yerr=bars([y]),
-            color=colour,
-            marker=marker,
-            markersize=5,
-            markerfacecolor=colour if has_use(row) else "white",
-            linestyle="none",
-            elinewidth=0.6,
-            label=f"{row.setting}{own}{'' if has_use(row) else ' (no use)'}",
-        )
+        label = f"{row.setting}{own}{'' if has_use(row) else ' (no use)'}"
+        filled = colour if has_use(row) else "white"
+        draw_line(
+            axes, [(x.mean, y)], colour=colour, marker=marker, label=label, xerr=bars([x]),
+            markersize=5, markerfacecolor=filled, linestyle="none", capsize=0,
+        )  # fmt: skip
 
 
 def _draw_front(axes: Axes, spots: Sequence[Spot]) -> None:
