@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
@@ -33,6 +32,8 @@ SURE = ("recognised", "exact")
 """Metrics of which a row shows the number of samples."""
 Observed = Mapping[int, Mapping[str, AttackRecord]]
 """Seed -> attack -> its record, under one threat."""
+Answers = tuple[np.ndarray, list[str]]
+"""Per victim the score of the answer that was selected, and its attack."""
 
 
 def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
@@ -113,7 +114,7 @@ def _mean(values: tuple[float, ...]) -> float:
 
 def select_answers(
     records: Mapping[str, AttackRecord], metric: str, *, by_truth: bool
-) -> tuple[np.ndarray, list[str]] | None:
+) -> Answers | None:
     """Per victim of one observation the score of one attack's answer, and that attack's name.
 
     By the truth it is the answer that leaks most: an upper bound, which nobody could choose.
@@ -162,27 +163,24 @@ def worst_case(
             if (t := select_answers(records, metric, by_truth=by_truth))
         }
         names = [name for _, winners in by_winner.values() for name in winners]
-        scores = {seed: values for seed, (values, _) in by_winner.items()}
-        interval = interval_of(list(scores.values()), range_of(metric))
+        interval = interval_of([scores for scores, _ in by_winner.values()], range_of(metric))
         if interval:
             known = dict.fromkeys(n for records in by_seed.values() for n in records)
             most = max(known, key=names.count)
             case = WorstCase(attack=most, metric=metric, interval=interval)
-            leaks = _leaks(threat, by_seed, scores, metric)
-            if leaks is not None:
-                winners = {seed: names for seed, (_, names) in by_winner.items()}
-                leaks = replace(leaks, recognised=_count_recognised(by_seed, winners))
+            leaks = _leaks(threat, by_seed, by_winner, metric)
             floor = None if leaks is None else leaks.floor
             cases.append((leak_with_sign(interval.mean, floor, metric), case, leaks))
     return max(cases, key=lambda c: c[0])[1:] if cases else None
 
 
 def _leaks(
-    threat: str, by_seed: Observed, scores: Mapping[int, np.ndarray], metric: str
+    threat: str, by_seed: Observed, winners: Mapping[int, Answers], metric: str
 ) -> Leaks | None:
-    """Return the leakage of every victim, whose mean is `signed_leak` of the mean score."""
+    """Return the leakage of every victim, whose mean is `leak_with_sign` of the mean score.
+    winners: the answers that were selected, by seed."""
     floors = {}
-    for seed, values in scores.items():
+    for seed, (values, _) in winners.items():
         known = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
         floors[seed] = np.array(next(known, []), dtype=np.float64)
         if len(floors[seed]) != len(values):
@@ -191,16 +189,17 @@ def _leaks(
     way = METRICS[metric].perfect - floor
     victims = {
         seed: tuple(((values - floors[seed]) / way).tolist() if way else [0.0] * len(values))
-        for seed, values in scores.items()
+        for seed, (values, _) in winners.items()
     }
-    return Leaks(threat=threat, floor=floor, victims=victims)
+    recognised = _count_recognised(by_seed, winners)
+    return Leaks(threat=threat, floor=floor, victims=victims, recognised=recognised)
 
 
-def _count_recognised(by_seed: Observed, winners: Mapping[int, Sequence[str]]) -> Recognised | None:
+def _count_recognised(by_seed: Observed, winners: Mapping[int, Answers]) -> Recognised | None:
     """Count the samples that are recognised among the selected reconstructions, or the records that
     match exactly; None where that was not measured."""
     count, of, baseline = 0.0, 0, 0.0
-    for seed, names in winners.items():
+    for seed, (_, names) in winners.items():
         records = by_seed[seed]
         metric = next((m for m in SURE if m in records[names[0]].values), None)
         if metric is None or any(metric not in records[n].values for n in names):

@@ -117,12 +117,12 @@ def rows_of(
         cells = [cell for members in settings for t in members for cell in t.cells]
         threats = {cell.threat: cell.job.threat for cell in cells}
         for checkpoint, table in tables.items():
-            flagged = []
-            for row in table:
-                setting = canonical([row.defense, row.settings])
-                same = None if checkpoint == "init" else first.get(setting)
-                flagged.append(row if same is None else with_first_round(row, same, threats))
-            rows_ += with_marks(flagged)
+            if checkpoint != "init":
+                begun = (first.get(canonical([row.defense, row.settings])) for row in table)
+                table = [
+                    with_first_round(*pair, threats) for pair in zip(table, begun, strict=True)
+                ]
+            rows_ += with_marks(table)
     return rows_
 
 

@@ -55,11 +55,9 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
         if has_use(table[i]) and table[i].leaks is not None
     ]
     bare = find_undefended(table)
-    known = bare is not None and bare.leaks is not None and has_use(bare)
-    base = next((i for i, row in enumerate(table) if row is bare), None) if known else None
+    base = next((i for i, r in enumerate(table) if r is bare and r.leaks and has_use(r)), None)
     trusted = [i for i in places if is_trusted(table[i])]
-    several = len(trusted) > 1
-    best = min(trusted, key=lambda i: table[i].leak or 0.0) if several else None
+    best = min(trusted, key=lambda i: table[i].leak or 0.0) if len(trusted) > 1 else None
     of_best = None if best is None else row_differences(table, best)
     of_bare = None if base is None else row_differences(table, base)
     by_place = {}
@@ -90,18 +88,18 @@ def row_differences(
     Returns:
         Per row its difference, None for the reference and for rows that are left out.
     """
-    kept = [
-        i
+    kept = {
+        i: row.leaks
         for i, row in enumerate(table)
         if row.leaks is not None and (has_use(row) or i in (reference, *also))
-    ]
-    leaks = [item for i in kept if (item := table[i].leaks) is not None]
-    base = leaks[kept.index(reference)]
+    }
+    base = kept[reference]
     same = [
         leak.threat == base.threat and bool(np.isclose(leak.floor, base.floor, rtol=SAME_FLOOR))
-        for leak in leaks
+        for leak in kept.values()
     ]
-    compared = differences([item.outcomes for item in leaks], kept.index(reference), same)
+    outcomes = [leak.outcomes for leak in kept.values()]
+    compared = differences(outcomes, list(kept).index(reference), same)
     by_place = dict(zip(kept, compared, strict=True))
     return [by_place.get(i) for i in range(len(table))]
 

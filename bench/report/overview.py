@@ -211,14 +211,10 @@ class Overview:
 def by_protocol(rows: Sequence[Row], loss: float = LOSS) -> list[Overview]:
     """Return an overview of each protocol of a leaderboard, with the defenses that run under it.
     loss: the largest accuracy drop, in [0, 1]."""
-    numbers = {title: number for number, (title, _) in enumerate(tables(rows), start=1)}
-    summaries = (
-        overview([r for r in rows if r.protocol == name], loss)
-        for name in dict.fromkeys(r.protocol for r in rows)
-    )
+    titles = [title for title, _ in tables(rows)]
     return [
-        replace(summary, heads=tuple(replace(h, number=numbers[h.title]) for h in summary.heads))
-        for summary in summaries
+        overview([r for r in rows if r.protocol == name], loss, titles)
+        for name in dict.fromkeys(r.protocol for r in rows)
     ]
 
 
@@ -228,8 +224,9 @@ def choices(rows: Sequence[Row]) -> list[list[Overview]]:
     return [list(same) for same in zip(*by_loss, strict=True)]
 
 
-def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
-    """Return one overview of rows of any protocols."""
+def overview(rows: Sequence[Row], loss: float = LOSS, titles: Sequence[str] = ()) -> Overview:
+    """Return one overview of rows of any protocols. titles: of all tables of the leaderboard, by
+    default those of these rows."""
     groups = tables(rows)
     names = [n for n in dict.fromkeys(r.defense for r in rows) if n != UNDEFENDED]
     if any(r.defense == UNDEFENDED for r in rows):
@@ -244,9 +241,10 @@ def overview(rows: Sequence[Row], loss: float = LOSS) -> Overview:
     protocols = {r.protocol for r in first}
     protocol = protocols.pop() if len(protocols) == 1 else ""
     short = [(*(() if protocol else (r.protocol,)), r.data, r.model, r.checkpoint) for r in first]
+    own = [title for title, _ in groups]
     heads = (
-        Head(title=title, words=_number_words(short, i), number=i + 1)
-        for i, (title, _) in enumerate(groups)
+        Head(title=title, words=_number_words(short, i), number=(titles or own).index(title) + 1)
+        for i, title in enumerate(own)
     )
     return Overview(loss=loss, protocol=protocol, heads=tuple(heads), lines=tuple(lines))
 

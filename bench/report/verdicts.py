@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,8 +68,10 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
             yield Flag(code=FlagCode(f"attack_{entry.status}"), subject=name)
     if row.ranking and row.leaks and row.leaks.below_baseline:
         yield Flag(code=FlagCode.BELOW_FLOOR, subject=row.ranking.attack)
-    yield from _flag_unassigned(row)
-    yield from _stronger_attack(row)
+    yield from _flag_most(FlagCode.WHOSE_UNKNOWN, row, _leakage_to_anyone(row), _MORE)
+    if row.choice:  # the likelihood score may have preferred worse reconstructions
+        leaks = _leakage_by_attack(row, row.choice.metric)
+        yield from _flag_most(FlagCode.UNDERSTATED, row, leaks, _WORSE)
     if row.worst and not row.choice:
         yield Flag(code=FlagCode.BY_BOUND)
     for name, entry in row.attacks.items():
@@ -91,12 +93,23 @@ def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
     return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
 
 
-def _flag_unassigned(row: Row) -> Iterator[Flag]:
-    """Flag the attack that reconstructs most when samples may go to any client, where that is much
-    more than it reconstructs of each client's own, and than the row shows."""
-    if row.leak is None or row.ranking is None:
+def _flag_most(
+    code: FlagCode, row: Row, leaks: Iterable[tuple[float, str]], more: float
+) -> list[Flag]:
+    """Flag the attack that leaks most, where that is more than the row shows by so much at least.
+    leaks: of attacks, each with the attack's name."""
+    most, name = max(leaks, default=(0.0, ""))
+    if row.leak is None or most - row.leak <= more:
+        return []
+    return [Flag(code=code, subject=name, values={"leak": most})]
+
+
+def _leakage_to_anyone(row: Row) -> Iterator[tuple[float, str]]:
+    """Yield the leakage of attacks, and their names, that reconstruct much more where samples may
+    go to any client than of each client's own."""
+    if row.ranking is None:
         return
-    metric, leaks = row.ranking.metric, []
+    metric = row.ranking.metric
     for name, entry in row.attacks.items():
         anyone = entry.scores.get(f"{metric}_anyone")
         if anyone is None or entry.is_floor or metric not in entry.floor:
@@ -105,20 +118,7 @@ def _flag_unassigned(row: Row) -> Iterator[Flag]:
         most, own = (leak(s.mean, floor, metric) for s in (anyone, entry.scores[metric]))
         labels_only = entry.floor.get(metric + FLOOR_SUFFIX, floor)
         if most - own > _MORE and leak(anyone.mean, labels_only, metric) > _MUCH:
-            leaks.append((most, name))
-    most, name = max(leaks, default=(0.0, ""))
-    if most - row.leak > _MORE:
-        yield Flag(code=FlagCode.WHOSE_UNKNOWN, subject=name, values={"leak": most})
-
-
-def _stronger_attack(row: Row) -> Iterator[Flag]:
-    """Flag the attack that leaks most, where it leaks more than the selected reconstructions: the
-    likelihood score preferred worse ones."""
-    if row.choice is None or row.leak is None:
-        return
-    most, name = max(_leakage_by_attack(row, row.choice.metric))
-    if most - row.leak > _WORSE:
-        yield Flag(code=FlagCode.UNDERSTATED, subject=name, values={"leak": most})
+            yield most, name
 
 
 def _leakage_by_attack(row: Row, metric: str) -> list[tuple[float, str]]:
@@ -130,32 +130,26 @@ def _leakage_by_attack(row: Row, metric: str) -> list[tuple[float, str]]:
     ]
 
 
-def with_first_round(row: Row, first: Row, threats: Mapping[str, ThreatSettings]) -> Row:
+def with_first_round(row: Row, first: Row | None, threats: Mapping[str, ThreatSettings]) -> Row:
     """Flag the attack that leaks most in the first round, where that is more than a row of several
     observed rounds shows. An attacker who sees more can ignore the other rounds: the attacks on all
     of them were too weak, or their victims harder.
 
     Args:
         row: At the checkpoint after training.
-        first: The same setting at the first one.
+        first: The same setting at the first one, if it was observed.
         threats: By name. Those of one round tell what another shows in its first round if both
             have the same work and grants.
     """
-    if row.leak is None or row.ranking is None:
+    if first is None or row.ranking is None:
         return row
     used = [threats[name] for name in {e.threat for e in row.attacks.values()}]
     several = [_work_and_grants(t) for t in used if t.rounds > 1]
     names = {n for n, t in threats.items() if t.rounds == 1 and _work_and_grants(t) in several}
-    candidates = [
-        (leaks, name)
-        for leaks, name in _leakage_by_attack(first, row.ranking.metric)
-        if first.attacks[name].threat in names
-    ]
-    most, name = max(candidates, default=(0.0, ""))
-    if most - row.leak <= _WORSE:
-        return row
-    flag = Flag(code=FlagCode.FIRST_ROUND, subject=name, values={"leak": most})
-    return replace(row, flags=(*row.flags, flag))
+    leaks = _leakage_by_attack(first, row.ranking.metric)
+    candidates = [(most, name) for most, name in leaks if first.attacks[name].threat in names]
+    more = _flag_most(FlagCode.FIRST_ROUND, row, candidates, _WORSE)
+    return replace(row, flags=(*row.flags, *more))
 
 
 def _work_and_grants(threat: ThreatSettings) -> dict[str, Any]:
@@ -229,11 +223,8 @@ def accuracy_drop(row: Row, bare: Row) -> Interval | None:
     """Return by how much a row's accuracy is below the undefended one's, over the seeds that both
     have, in [-1, 1]: of the common model, or of the clients' own networks where there is none.
     None if either is not known."""
-    pairs = (
-        (row.accuracies, bare.accuracies),
-        (row.personal_accuracies, bare.personal_accuracies),
-    )
-    for own, reference in pairs:
+    for name in ("accuracies", "personal_accuracies"):
+        own, reference = getattr(row, name), getattr(bare, name)
         if seeds := sorted(own.keys() & reference.keys()):
             samples = min(row.test_samples, bare.test_samples)
             return drop_interval([reference[s] for s in seeds], [own[s] for s in seeds], samples)
