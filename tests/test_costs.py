@@ -26,8 +26,8 @@ from bench.records import (
     Kind,
     NoResult,
     TrainJob,
-    pack,
 )
+from bench.records.files import pack
 from tests.conftest import require
 from tests.made_records import attacked, trained
 from tests.small_folders import leakbench

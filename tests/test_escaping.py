@@ -16,7 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from bench.records import Row, rows_to_json
+from bench.records import Row
+from bench.records.rows import rows_to_json
 from bench.report import escaping, frames, text
 from bench.report.console import PlainConsole
 from bench.report.html import page as html_page

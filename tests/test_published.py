@@ -13,7 +13,9 @@ import pytest
 import bench
 from bench.errors import UserError
 from bench.harness.store import Store
-from bench.records import ARCHIVE, PACKED_RUN, NoResult, Run, pack, read_json, unpack
+from bench.records import ARCHIVE, NoResult, Run, read_json, unpack
+from bench.records.files import pack
+from bench.records.run import PACKED_RUN
 from bench.report import leaderboard
 from bench.report.files import README, readme, write_published
 from tests.conftest import require

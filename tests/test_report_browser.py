@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.records import DoubledScore, FlagCode, LedgerWords, Marks
+from bench.records import FlagCode, LedgerWords, Marks
+from bench.records.rows import DoubledScore
 from bench.report import boards, html, leaderboard, pictures
 from tests.made_rows import HOSTILE, attack, flag, interval, other, row, run_of, worst
 

@@ -8,15 +8,7 @@ file is read, and written by `to_json`.
 from __future__ import annotations
 
 from bench.records.contradictions import check_attack, check_together, check_training
-from bench.records.files import (
-    ARCHIVE,
-    RECONSTRUCTION,
-    check_kept,
-    pack,
-    read_json,
-    read_outcome,
-    unpack,
-)
+from bench.records.files import ARCHIVE, RECONSTRUCTION, check_kept, read_json, read_outcome, unpack
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
@@ -38,26 +30,6 @@ from bench.records.outcomes import (
     Workings,
     is_settled,
 )
-from bench.records.rows import (
-    AttackEntry,
-    Convergence,
-    DoubledScore,
-    Leaks,
-    LedgerWords,
-    Marks,
-    Row,
-    WorstCase,
-    rows_to_json,
-)
-from bench.records.run import (
-    PACKED_RUN,
-    RUN,
-    RUN_FILES,
-    SCHEMA,
-    Cell,
-    PlannedTraining,
-    Run,
-    attack_job,
-    labels,
-)
+from bench.records.rows import AttackEntry, Convergence, Leaks, LedgerWords, Marks, Row, WorstCase
+from bench.records.run import RUN, RUN_FILES, SCHEMA, Cell, PlannedTraining, Run, attack_job, labels
 from bench.records.text import plain, sound_text, to_json

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, Template
 
-from bench.records import Row, Run, rows_to_json
+from bench.records import Row, Run
+from bench.records.rows import rows_to_json
 from bench.report import explain, frames
 from bench.report import overview as overviews
 from bench.report.columns import has_spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
-from bench.report.tables import any_errors, any_personalised, tables, work
+from bench.report.tables import any_errors, tables, work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,7 +28,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
     entries = [entry for row in rows for entry in row.attacks.values()]
     occurs = {
         "leakage": any(r.leaks for r in rows),
-        **{sign: _has(rows, sign) for sign in MARKS},
+        **{sign: any(sign in r.marks.text for r in rows) for sign in MARKS},
         "selected": any(r.choice for r in rows),
         "bound": any(r.worst for r in rows),
         "drop": any(r.accuracy_drop for r in rows),
@@ -38,16 +39,12 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "spared": any(map(has_spared, entries)),
         "errors": any_errors(rows),
         "audited": any(r.audit for r in rows),
-        "personal": any_personalised(rows),
+        "personal": any(r.personalised for r in rows),
+        "seeds": overviews.any_one_seed(rows),
     }
     words = {**explain.LEGEND, **{sign: f"{sign} {text}" for sign, text in MARKS.items()}}
     intervals = explain.interval_words(rows)
-    lines = [words[n].replace("{intervals}", intervals) for n, holds in occurs.items() if holds]
-    return [line for line in (*lines, overviews.sureness(rows)) if line]
-
-
-def _has(rows: Sequence[Row], sign: str) -> bool:
-    return any(sign in r.marks.text for r in rows)
+    return [words[n].replace("{intervals}", intervals) for n, holds in occurs.items() if holds]
 
 
 # --- Markdown ---------------------------------------------------------------------------------
