@@ -6,8 +6,7 @@ What `leakbench ledger` prints and documentation draws, without either.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -74,8 +73,13 @@ def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
     Raises:
         UserError: For facts that the defense refuses, or numbers that floating point cannot hold.
     """
-    with computable(defense, facts), _let_refuse_facts(name):
-        defense.guarantee(facts)
+    with computable(defense, facts):
+        try:
+            defense.guarantee(facts)
+        except UserError:
+            raise
+        except ValueError as error:  # by which a plugin may refuse facts, and is a bug elsewhere
+            raise UserError(f"{name} has no ledger at these facts: {error}") from error
     entry = account(defense, facts)
     return Account(defense=defense, facts=facts, entry=entry)
 
@@ -158,14 +162,3 @@ def _class(registry: Registry, defense: str) -> type:
     cls = registry.get("defense", defense).cls
     assert cls is not None
     return cls
-
-
-@contextmanager
-def _let_refuse_facts(defense: str) -> Iterator[None]:
-    """A plugin may refuse facts by ValueError, which anywhere else is a bug."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{defense} has no ledger at these facts: {error}") from error

@@ -38,6 +38,11 @@ class Erratum(BaseModel):
         named = self.defense in row.defense.split("+")
         return named and self.protocol in (None, row.protocol)
 
+    @property
+    def flag(self) -> Flag:
+        """What its rows get."""
+        return Flag(code=FlagCode.NOT_AS_PUBLISHED, values={"reason": self.reason})
+
 
 class Errata(BaseModel):
     """An errata.toml."""
@@ -61,11 +66,7 @@ def with_errata(rows: Iterable[Row], folder: Path) -> list[Row]:
     except ValueError as error:
         raise UserError(f"{place} is no readable TOML ({error}).") from error
     listed = check_value(TypeAdapter(Errata), value, place).rows
-
-    def flags(row: Row) -> tuple[Flag, ...]:
-        reasons = (e.reason for e in listed if e.concerns(row))
-        return tuple(
-            Flag(code=FlagCode.NOT_AS_PUBLISHED, values={"reason": reason}) for reason in reasons
-        )
-
-    return [replace(row, flags=(*row.flags, *flags(row))) for row in rows]
+    return [
+        replace(row, flags=(*row.flags, *(e.flag for e in listed if e.concerns(row))))
+        for row in rows
+    ]

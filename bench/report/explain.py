@@ -18,6 +18,8 @@ NO_LEAKAGE: Mapping[str, str] = _WORDS["no_leakage"]
 """By what stands in the overview in place of a leakage."""
 LEGEND: Mapping[str, str] = _WORDS["legend"]
 """Above the tables, where it occurs."""
+OVERVIEW: Mapping[str, str] = _WORDS["overview"]
+"""Above overviews, where it occurs."""
 LETTERS: Mapping[str, str] = _WORDS["letters"]
 """At a row's end in the terminal."""
 

@@ -369,15 +369,9 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
         return []
     loss = f"{100 * summaries[0].loss:g} points"
     signs = {sign for v in verdicts for sign in v.signs}
-    lines = [
-        f"Leakage of each defense's least leaky setting among those that cost at most {loss} of "
-        "accuracy, mean [95 % interval]: 0 is no better than guessing, 1 a perfect reconstruction."
-    ]
+    lines = [explain.OVERVIEW["leakage"].format(loss=loss)]
     if any(v.recognised != "–" for v in verdicts):
-        lines.append(
-            "recognised: images of which the true one is the nearest among 1,000, or records with "
-            "every attribute right (in brackets: the baseline's, where it has a twentieth)."
-        )
+        lines.append(explain.OVERVIEW["recognised"])
     if any(v.row and v.row.membership for v in verdicts):
         lines.append(explain.LEGEND["membership"])
     lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
@@ -390,19 +384,12 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
     words = {v.why.removesuffix(DAGGER) for v in verdicts}
     lines += [f"{word}: {text}" for word, text in explain.NO_LEAKAGE.items() if word in words]
     if any(word.startswith("−") for word in words):
-        lines.append("−7pt: every setting loses at least so many points of accuracy.")
-    if advice := sureness(v.row for v in verdicts):
-        lines.append(advice)
+        lines.append(explain.OVERVIEW["points"])
+    if any_one_seed(v.row for v in verdicts):
+        lines.append(explain.LEGEND["seeds"])
     return lines
 
 
-def sureness(rows: Iterable[Row | None]) -> str:
-    """Return what to do before figures of one training are quoted; "" where all have several
-    seeds."""
-    seeds = {len(r.seeds) for r in rows if r is not None}
-    if 1 not in seeds:
-        return ""
-    return (
-        "One seed: intervals and marks speak of other victims of this one training. Before you "
-        'quote a figure, run at least three seeds: --set "seeds=[0, 1, 2]".'
-    )
+def any_one_seed(rows: Iterable[Row | None]) -> bool:
+    """Return whether one of the rows is of a single training, which is no figure to quote."""
+    return any(row is not None and len(row.seeds) == 1 for row in rows)

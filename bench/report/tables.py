@@ -65,11 +65,6 @@ def _differing(all_: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[f"{k}={short(d.get(k))}" for k in keys] for d in all_]
 
 
-def any_personalised(rows: Sequence[Row]) -> bool:
-    """Return whether a column of clients' own accuracies adds to the common one."""
-    return any(r.personalised for r in rows)
-
-
 def attack_metrics(rows: Sequence[Row]) -> dict[str, str]:
     """Return the metric that each attack's column shows: SSIM of attacks on images, MSE where there
     are no images, LnAcc of attacks on counts only."""
