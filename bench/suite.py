@@ -191,7 +191,6 @@ class Suite(BaseModel):
         for attack in self.attacks:
             if attack.threat is not None and attack.threat not in threats:
                 yield did_you_mean("threat", attack.threat, threats)
-            if attack.threat not in [None, *threats]:
                 continue
             observed = self.checkpoints_observed(attack)
             for checkpoint in attack.checkpoints or []:

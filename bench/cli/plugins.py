@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli import options
-from bench.cli.options import AsJson, PluginFile, announce, console, plain_errors, print_table
+from bench.cli.options import AsJson, PluginFile, console, plain_errors, print_table
 from bench.errors import UserError
 
 if TYPE_CHECKING:
+    from bench.registry import Registry
     from bench.sandbox.findings import Conformance
 
 LISTS = ("defenses", "attacks", "datasets", "models", "suites")
@@ -31,9 +32,8 @@ def list_(
 
         if what is not None and what not in LISTS:
             raise UserError(did_you_mean("list", what, LISTS))
-        files = tuple(p.resolve() for p in plugin or ())
-        announce(plugin or ())
-        chosen = {k: v for k, v in _listing(files).items() if what in (None, k)}
+        listed = _listing(options.registry_of(plugin))
+        chosen = {name: entries for name, entries in listed.items() if what in (None, name)}
     if as_json:
         typer.echo(json.dumps(chosen, indent=1))
         return
@@ -47,15 +47,12 @@ def list_(
         console.print()
 
 
-def _listing(files: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
+def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     import inspect
 
     from bench import data, models, suite
     from bench.extensions import BrokenImport, list_installed, origin_of
     from bench.names import MODELS
-    from bench.registry import discover
-
-    registry = discover(files)
 
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
         return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
