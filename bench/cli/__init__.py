@@ -21,33 +21,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="What privacy defenses for federated and split learning really protect.",
 )
-_PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {
-        "run": runs.run,
-        "sweep": runs.sweep,
-        "tune": runs.tune,
-        "plan": planning.plan,
-        "list": plugins.list_,
-    },
-    "Read": {
-        "report": reports.report,
-        "compare": reports.compare,
-        "site": reports.site,
-        "merge": capturing.merge,
-    },
-    "Epsilon": {"ledger": privacy.ledger, "audit": privacy.audit},
-    "Your own defense or attack": {
-        "new": plugins.new,
-        "check": plugins.check,
-        "submit": plugins.submit,
-        "verify": verifying.verify,
-    },
-    "Your own run": {"attack": capturing.attack},
-    "Outside tools": {"export": capturing.export, "score": capturing.score},
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run": (runs.run, runs.sweep, runs.tune, planning.plan, plugins.list_),
+    "Read": (reports.report, reports.compare, reports.site, capturing.merge),
+    "Epsilon": (privacy.ledger, privacy.audit),
+    "Your own defense or attack": (plugins.new, plugins.check, plugins.submit, verifying.verify),
+    "Your own run": (capturing.attack,),
+    "Outside tools": (capturing.export, capturing.score),
 }
 for _panel, _commands in _PANELS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+    for _command in _commands:
+        app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
 
 
 def _print_version(asked: bool) -> None:
