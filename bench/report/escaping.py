@@ -5,6 +5,7 @@ nothing but text: a function per format, which all writers use. (`bench.records.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -100,17 +101,12 @@ def csv_cell(value: Any) -> Any:
         return value
     text = visible(value)
     first = text.lstrip()
-    if len(first) < 2 or first[0] not in _FORMULA or _is_number(first):
+    if len(first) < 2 or first[0] not in _FORMULA:
+        return text
+    with suppress(ValueError):
+        float(first)
         return text
     return f"'{text}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def html(text: str) -> Markup:

@@ -105,9 +105,9 @@ def rows_of(
     chosen = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
     by_task: dict[str, list[list[PlannedTraining]]] = {}
     for members in settings_of(trainings):
-        job, task = members[0].job, members[0].job.task
-        data, model = (task.dataset, task.dataset_settings), (task.model, task.model_settings)
-        by_task.setdefault(canonical([job.protocol, *data, *model]), []).append(members)
+        job = members[0].job
+        task = canonical([job.protocol, job.task.model_dump(exclude={"protocol"})])
+        by_task.setdefault(task, []).append(members)
     rows_ = []
     for settings in by_task.values():
         read = cache(records.read)  # until its task is done
@@ -150,10 +150,7 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
         suite=run.label,
         protocol=job.protocol.name,
         protocol_settings=job.protocol,
-        dataset=job.task.dataset,
-        dataset_settings=job.task.dataset_settings,
-        model=job.task.model,
-        model_settings=job.task.model_settings,
+        **job.task.model_dump(exclude={"protocol"}),
         defense=job.defense,
         settings=job.settings,
         checkpoint=checkpoint,
