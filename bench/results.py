@@ -260,9 +260,13 @@ class Results:
         return f"<p>{html.escape(repr(self))}</p>{body}<ul>{below}</ul>"
 
 
-def _suite(
-    given: str | Path | Mapping[str, Any] | suites.Suite, overrides: Mapping[str, Any] | None
-) -> suites.Suite:
+_Given = str | Path | Mapping[str, Any] | suites.Suite
+"""A suite as `run` takes it."""
+_Values = Mapping[str, Any] | None
+"""By their keys."""
+
+
+def _suite(given: _Given, overrides: _Values) -> suites.Suite:
     if isinstance(given, (str, Path)):
         pairs = [f"{k}={suites.to_toml(v, k)}" for k, v in (overrides or {}).items()]
         return suites.read_suite(str(given), pairs)
@@ -276,11 +280,7 @@ def _suite(
 
 
 def _command(
-    suite: str | Path | Mapping[str, Any] | suites.Suite,
-    name: str,
-    only: Mapping[str, Any] | None,
-    overrides: Mapping[str, Any] | None,
-    shard: tuple[int, int],
+    suite: _Given, name: str, only: _Values, overrides: _Values, shard: tuple[int, int]
 ) -> list[str]:
     """The command line that makes the same records; a suite given as a dict is named NAME.toml
     there (run.json holds it whole)."""
