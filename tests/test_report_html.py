@@ -199,7 +199,11 @@ def test_every_flag_has_a_chip_its_sentence_and_a_meaning(
     given: Flag, sentence: str, chip: str, level: str, letter: str
 ) -> None:
     why = explain.FLAGS[given.code].why
-    assert (explain.sentence(given), explain.chip(given), given.level) == (sentence, chip, level)
+    assert (explain.sentence(given), explain.chip(given), given.code.level) == (
+        sentence,
+        chip,
+        level,
+    )
     assert explain.letters([given]) == letter
     assert why
     text = page(row(flags=(given,)))
@@ -217,7 +221,7 @@ def test_every_code_has_a_meaning_and_a_letter_that_is_explained() -> None:
 def test_no_attack_s_name_is_read_as_a_flag() -> None:
     """An attack called diverged_x that ran out of time is no diverged training."""
     named = flag(FlagCode.ATTACK_TIMEOUT, "diverged_x")
-    assert not named.costs_rank
+    assert not named.code.costs_rank
     assert explain.letters([named, flag(FlagCode.ATTACK_FAILED, "accuracy at chance")]) == "XT"
     assert verdicts.has_use(row(flags=(named,)))
 

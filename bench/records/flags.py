@@ -67,13 +67,3 @@ class Flag:
 
     def __hash__(self) -> int:
         return hash((self.code, self.subject, tuple(sorted(self.values))))
-
-    @property
-    def level(self) -> Level:
-        """See `FlagCode`."""
-        return self.code.level
-
-    @property
-    def costs_rank(self) -> bool:
-        """See `FlagCode`."""
-        return self.code.costs_rank

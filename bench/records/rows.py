@@ -374,7 +374,7 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
         {
             "code": f.code,
             "subject": f.subject,
-            "level": f.level,
+            "level": f.code.level,
             "values": f.values,
             "text": sentence(f),
         }

@@ -203,7 +203,7 @@ def find_understated_leakage(row: Row) -> float | None:
 def has_use(row: Row) -> bool:
     """Return whether anybody would deploy the row and its leakage is informative: no flag costs its
     rank."""
-    return not any(f.costs_rank for f in row.flags)
+    return not any(f.code.costs_rank for f in row.flags)
 
 
 def at_most(drop: float, loss: float) -> bool:
