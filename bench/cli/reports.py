@@ -123,7 +123,7 @@ def report(
     with plain_errors():
         from bench.names import did_you_mean
         from bench.records.submitted import read_verified, standing
-        from bench.report.files import FILES
+        from bench.report.files import FILES, write_published
 
         formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
         for name in formats:
@@ -132,8 +132,6 @@ def report(
         kinds = [f.strip() for f in figures.split(",") if f.strip()]
         paths = publish(folder, tuple(formats), out=out, figures=kinds, details=details, loss=loss)
         if publish_ is not None:
-            from bench.report.files import write_published
-
             paths += write_published(folder, publish_)
         for path in paths:
             say(f"Written: {path}")

@@ -51,11 +51,8 @@ def visible(text: str) -> str:
     that turn the direction of writing do, stands there as its number; lines stay lines."""
     if text.isprintable():  # nearly all of them, and the pattern's are not
         return text
-    return _UNSEEN.sub(_number, text.replace("\r\n", "\n"))
-
-
-def _number(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
+    text = text.replace("\r\n", "\n")
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:

@@ -35,14 +35,8 @@ _PNG_URI = "data:image/png;base64,"
 Pictures = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rebuilt:
-    """One attack cell with a reconstruction on disk."""
-
-    row: str
-    attack: str
-    path: Path
-    record: AttackRecord
+_Source = tuple[str, str, Path, AttackRecord]
+"""An attack cell with a reconstruction on disk: its row, its attack, the file and the record."""
 
 
 def none(why: str) -> Pictures:
@@ -76,7 +70,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     return single if victims == 1 else _gather(sources, victims=victims, budget=budget)
 
 
-def _sources(folder: Path) -> Iterator[_Rebuilt]:
+def _sources(folder: Path) -> Iterator[_Source]:
     """Yield attack cells with a reconstruction, the first seed of each row, in the run's order."""
     run = Run.read(folder)
     store = Store(folder, run)
@@ -88,26 +82,26 @@ def _sources(folder: Path) -> Iterator[_Rebuilt]:
         record = store.read("attack", cell.key)
         if isinstance(record, AttackRecord):
             known.add((row, cell.label))
-            yield _Rebuilt(row=row, attack=cell.label, path=path, record=record)
+            yield row, cell.label, path, record
 
 
-def _gather(sources: Sequence[_Rebuilt], *, victims: int, budget: int) -> Pictures:
+def _gather(sources: Sequence[_Source], *, victims: int, budget: int) -> Pictures:
     contents = none("") | {"victims": victims}
     places: dict[str, int] = {}
-    for source in sources:
+    for row, attack, path, record in sources:
         if sum(map(len, places)) > budget:
             contents["without"] += 1
             continue
         try:
-            images, truth = read_pair(source.path, source.record, victims, SAMPLES)
+            images, truth = read_pair(path, record, victims, SAMPLES)
         except ValueError as error:
             contents["unreadable"].append(str(error))
             continue
-        cell = {"row": source.row, "attack": source.attack, "samples": images.shape[1]}
+        cell = {"row": row, "attack": attack, "samples": images.shape[1]}
         if images.ndim != 5:
             contents["records"].append(cell | _record(images, truth))
             continue
-        cell |= _scores(source.record, images, truth)
+        cell |= _scores(record, images, truth)
         for name, pixels in (("truth", truth), ("images", images)):
             cell[name] = places.setdefault(_sprite(pixels), len(places))
         contents["cells"].append(cell)
