@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,35 +57,21 @@ class Plan:
         )
 
 
-ONLY_KEYS = (
-    "dataset",
-    "model",
-    "protocol",
-    "defense",
-    "attack",
-    "checkpoint",
-    "threat",
-    "seed",
-    "task",
-    "variant",
-)
-
-
-def _possible_values(suite: Suite, key: str) -> list[str]:
-    """Return the values that a key of ONLY_KEYS may have in a suite."""
-    values: dict[str, Iterable[Any]] = {
-        "dataset": (t.dataset for t in suite.tasks),
-        "model": (t.model for t in suite.tasks),
-        "protocol": (suite.protocol_of(t).name for t in suite.tasks),
-        "defense": (d.name for d in suite.defenses),
-        "attack": (a.name for a in suite.attacks),
-        "checkpoint": suite.checkpoints,
-        "threat": (t.name for t in suite.threats),
-        "seed": suite.seeds,
-        "task": range(len(suite.tasks)),
-        "variant": (s.get("variant", "") for d in suite.defenses for s in grid(d.settings)),
-    }
-    return list(dict.fromkeys(map(str, values[key])))
+ONLY: Mapping[str, Callable[[Suite], Iterable[Any]]] = {
+    "dataset": lambda suite: (t.dataset for t in suite.tasks),
+    "model": lambda suite: (t.model for t in suite.tasks),
+    "protocol": lambda suite: (suite.protocol_of(t).name for t in suite.tasks),
+    "defense": lambda suite: (d.name for d in suite.defenses),
+    "attack": lambda suite: (a.name for a in suite.attacks),
+    "checkpoint": lambda suite: suite.checkpoints,
+    "threat": lambda suite: (t.name for t in suite.threats),
+    "seed": lambda suite: suite.seeds,
+    "task": lambda suite: range(len(suite.tasks)),
+    "variant": lambda suite: (
+        s.get("variant", "") for d in suite.defenses for s in grid(d.settings)
+    ),
+}
+"""Keys of a filter, and the values that each may have in a suite."""
 
 
 def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
@@ -95,7 +81,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
 
     Args:
         suite: The suite.
-        only: Key of ONLY_KEYS -> value, or several with commas between them; a task is its place
+        only: Key of ONLY -> value, or several with commas between them; a task is its place
             in the file, from 0.
 
     Raises:
@@ -103,15 +89,15 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """
     only = {k: as_text(v) for k, v in (only or {}).items()}
     for key in only:
-        if key not in ONLY_KEYS:
-            raise UserError(did_you_mean("--only key", key, ONLY_KEYS))
+        if key not in ONLY:
+            raise UserError(did_you_mean("--only key", key, list(ONLY)))
 
     parts = {k: [part.strip() for part in v.split(",")] for k, v in only.items()}
     for key, values in parts.items():
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
     for key, value in only.items():
-        known = _possible_values(suite, key)
+        known = list(dict.fromkeys(map(str, ONLY[key](suite))))
         for part in [] if value in known else parts[key]:
             if part not in known:
                 raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
@@ -128,9 +114,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     for (place, task), defense, seed in axes:
         protocol = suite.protocol_of(task)
         for settings in grid(defense.settings):
-            if not defense.runs_on(place):
-                continue
-            if not is_wanted(
+            if not defense.runs_on(place) or not is_wanted(
                 task=place,
                 dataset=task.dataset,
                 model=task.model,
