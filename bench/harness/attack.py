@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bench import models
 from bench.contract.attack import Attack, Context, Reconstruction, Seen
 from bench.harness.cascade import Earlier, is_separable, of_victims, spare
-from bench.harness.environment import not_applicable, versions
+from bench.harness.environment import network_of, not_applicable, versions
 from bench.harness.shared import SharedWork
 from bench.harness.work import Work
 from bench.metrics.answers import answer_of, tensors_of, validate_answer
@@ -172,14 +171,11 @@ def _attack_view(
     )
     samples, classes = int(seen.known["samples"]), int(seen.network["classes"])
     shape = (len(left), samples, *public[0].shape[1:])
-    task = cell.train.task
 
     def context(seen: Seen, budget: int, shared: SharedWork | None = None) -> Context:
         rehearsals = Rehearsals(
             seen=seen,
-            network=models.build(
-                task.model, shape=shape[2:], classes=classes, settings=task.model_settings
-            ),
+            network=network_of(cell.train, shape[2:], classes),
             defense=defense,
             rng=generator(cell.train.seed, "attack", cell.label, *stream),
             device=torch.device(env.device),

@@ -76,14 +76,10 @@ def dataset_of(job: TrainJob, env: Environment) -> Dataset:
     return _dataset(job.task.dataset, settings, job.seed, env.data_dir, env.download)
 
 
-def network_of(job: TrainJob, dataset: Dataset) -> models.Network:
-    """The network that a training's task names, for samples of the data set's shape."""
-    return models.build(
-        job.task.model,
-        shape=dataset.shape,
-        classes=dataset.classes,
-        settings=job.task.model_settings,
-    )
+def network_of(job: TrainJob, shape: tuple[int, ...], classes: int) -> models.Network:
+    """The network that a training's task names, for samples of a shape."""
+    task = job.task
+    return models.build(task.model, shape=shape, classes=classes, settings=task.model_settings)
 
 
 def samples_for_threats(job: TrainJob) -> int:

@@ -21,6 +21,7 @@ from bench.harness.environment import (
     Environment,
     dataset_of,
     dealing_of,
+    network_of,
     plugins_of,
     samples_for_threats,
     versions,
@@ -124,12 +125,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         if task not in networks:
             networks[task] = None
             with problems.note():
-                network = models.build(
-                    job.task.model,
-                    shape=known[1],
-                    classes=known[2],
-                    settings=job.task.model_settings,
-                )
+                network = network_of(job, known[1], known[2])
                 network.check()
                 networks[task] = network
         with problems.note():

@@ -97,7 +97,7 @@ def _train(work: Training) -> TrainOutcome:
     began = time.perf_counter()
     job, env = work.job, work.env
     dataset = work.data()
-    network = network_of(job, dataset)
+    network = network_of(job, dataset.shape, dataset.classes)
     defense = work.registry().defense(job.defense, job.settings)
     device = torch.device(env.device)
     protocol = job.protocol
