@@ -188,13 +188,12 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
     """
-    read = [(s, s.read("train", training.key)) for s in stores]
-    trained = [(s, r) for s, r in read if r is not None]
+    trained = [(s, r) for s in stores if (r := s.read("train", training.key)) is not None]
     kept = [s for s, r in trained if is_settled(r)]
     _copy("train", training.key, _pick(trained), target)
     for cell in training.cells:
-        tried = [(s, s.read("attack", cell.key)) for s in kept or stores]
-        pairs = [(s, a) for s, a in tried if a is not None]
+        tried = kept or stores
+        pairs = [(s, a) for s in tried if (a := s.read("attack", cell.key)) is not None]
         _copy("attack", cell.key, _pick(pairs) if kept else pairs, target, compare=bool(kept))
 
 
