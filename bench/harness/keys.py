@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from bench import data, models
@@ -35,8 +35,7 @@ class Code:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._plugins: dict[tuple[PluginKind, str], str] = {}
-        self._models: dict[str, str] = {}
+        self._reach, self._foreign = cache(self._reach_plugin), cache(self._reach_foreign)
         modules = [p.cls.__module__ for p in registry.usable.values() if p.cls is not None]
         modules.append(type(judge()).__module__)
         packages = {m.partition(".")[0] for m in modules if not m.startswith(FILE_MODULE)}
@@ -65,10 +64,7 @@ class Code:
         Raises:
             UserError: If there is no such plugin.
         """
-        if (kind, name) not in self._plugins:
-            parts = [_hash(self._reach(kind, part)) for part in name.split("+")]
-            self._plugins[kind, name] = "+".join(parts)
-        return self._plugins[kind, name]
+        return "+".join(_hash(self._reach(kind, part)) for part in name.split("+"))
 
     def model(self, name: str) -> str:
         """Hash a model that is a file or an entry point, with all that it reaches; "" for others:
@@ -77,14 +73,11 @@ class Code:
         Raises:
             UserError: For a file that cannot be loaded.
         """
-        if name not in self._models:
-            module, file = models.module_of(name), models.file_of(name)
-            digests = {}
-            if module is not None:
-                folder = None if file is None else file.resolve().parent
-                digests = self._foreign(module, folder)
-            self._models[name] = _hash(_placeless(digests, module)) if module and digests else ""
-        return self._models[name]
+        module, file = models.module_of(name), models.file_of(name)
+        if module is None:
+            return ""
+        digests = self._foreign(module, None if file is None else file.resolve().parent)
+        return _hash(_placeless(digests, module)) if digests else ""
 
     def package(self, kind: PluginKind, name: str) -> str:
         """Hash a plugin with what it reaches outside leakbench: what must be installed to run
@@ -100,7 +93,7 @@ class Code:
             return None
         return _hash(self._foreign(point.module))
 
-    def _foreign(self, module: str, folder: Path | None = None) -> dict[str, str]:
+    def _reach_foreign(self, module: str, folder: Path | None = None) -> dict[str, str]:
         """Hash what a module outside the plugins reaches. Its package is followed only for this
         module: an installed package must not change any other key."""
         top = module.partition(".")[0]
@@ -120,7 +113,7 @@ class Code:
             )
         }
 
-    def _reach(self, kind: PluginKind, name: str) -> dict[str, str]:
+    def _reach_plugin(self, kind: PluginKind, name: str) -> dict[str, str]:
         cls = self.registry.get(kind, name).cls
         assert cls is not None
         module = cls.__module__
@@ -136,7 +129,7 @@ class Keys:
     def __init__(self, registry: Registry, env: Environment) -> None:
         self.registry, self.env = registry, env
         self.code = Code(registry)
-        self._files: dict[str, str] = {}
+        self._fingerprint = cache(self._read_fingerprint)
         self._trainings: dict[TrainJob, str] = {}
 
     def train(self, job: TrainJob) -> str:
@@ -168,17 +161,15 @@ class Keys:
             }
         )
 
-    def _fingerprint(self, dataset: str) -> str:
+    def _read_fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a data set, "" if embedded."""
-        if dataset not in self._files:
-            own = dataset.partition(":")[2]
-            root = Path(own) if own else None
-            if root is None and self.env.data_dir and data.has_files(dataset):
-                root = self.env.data_dir / dataset
-            paths = [] if root is None else [root, *sorted(root.rglob("*"))]
-            facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
-            self._files[dataset] = hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
-        return self._files[dataset]
+        own = dataset.partition(":")[2]
+        root = Path(own) if own else None
+        if root is None and self.env.data_dir and data.has_files(dataset):
+            root = self.env.data_dir / dataset
+        paths = [] if root is None else [root, *sorted(root.rglob("*"))]
+        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+        return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
 def _placeless(digests: Mapping[str, str], root: str) -> dict[str, str]:

@@ -48,8 +48,7 @@ class Sources:
 
     def __init__(self, packages: Collection[str]) -> None:
         self._packages = frozenset(packages)
-        self._specs: dict[str, ModuleSpec | None] = {}
-        self._sources: dict[str, ParsedModule | None] = {}
+        self._spec, self._source = cache(self._find), cache(self._parse)
 
     def reach(self, root: str, *, folder: Path | None = None) -> dict[str, str]:
         """Return the root module and all that it reaches, module -> digest, without modules that
@@ -88,13 +87,8 @@ class Sources:
         places = [spec.origin, *(spec.submodule_search_locations or [])] if spec else []
         return any(place and folder in (Path(place), Path(place).parent) for place in places)
 
-    def _spec(self, module: str) -> ModuleSpec | None:
-        """Return where a module lies, without executing it or its package."""
-        if module not in self._specs:
-            self._specs[module] = self._find(module)
-        return self._specs[module]
-
     def _find(self, module: str) -> ModuleSpec | None:
+        """Return where a module lies, without executing it or its package."""
         package = module.rpartition(".")[0]
         if package:
             parent = self._spec(package)
@@ -105,16 +99,14 @@ class Sources:
         except ValueError:  # a module that no file was loaded for, as a notebook's own
             return None
 
-    def _source(self, module: str) -> ParsedModule | None:
+    def _parse(self, module: str) -> ParsedModule | None:
         """Its code; None for a folder without code of its own and for what is built in."""
-        if module not in self._sources:
-            spec, source = self._spec(module), None
-            if spec and spec.has_location and spec.origin:
-                inside = spec.submodule_search_locations is not None
-                package = module if inside else module.rpartition(".")[0]
-                source = _read(Path(spec.origin).read_bytes(), package)
-            self._sources[module] = source
-        return self._sources[module]
+        spec = self._spec(module)
+        if not (spec and spec.has_location and spec.origin):
+            return None
+        inside = spec.submodule_search_locations is not None
+        package = module if inside else module.rpartition(".")[0]
+        return _read(Path(spec.origin).read_bytes(), package)
 
 
 @cache
