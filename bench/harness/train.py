@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense, unmet
@@ -227,24 +226,16 @@ def _train(work: Training) -> TrainOutcome:
         course=tuple(course),
         undeclared=declared.reasons(),
         membership=recorder.inference.summarise() if recorder.inference else None,
-        workings=_workings(uploaded, spent, rounds),
+        workings=Workings(
+            **dict(zip(UPLOADED, (uploaded / uploaded.sum().clamp_min(1)).tolist(), strict=True)),
+            training=spent.training / rounds,
+            parties=spent.parties / rounds,
+            aggregation=spent.aggregation / rounds,
+        ),
         parameters=network.n_parameters,
         seconds=time.perf_counter() - began,
         device=str(device),
         versions=versions(),
-    )
-
-
-def _workings(uploaded: Tensor, spent: RoundSeconds, rounds: int) -> Workings:
-    """uploaded: coordinates by UPLOADED, summed over rounds and clients."""
-    clear, sealed, withheld = (uploaded / uploaded.sum().clamp_min(1)).tolist()
-    return Workings(
-        clear=clear,
-        sealed=sealed,
-        withheld=withheld,
-        training=spent.training / rounds,
-        parties=spent.parties / rounds,
-        aggregation=spent.aggregation / rounds,
     )
 
 
@@ -259,14 +250,8 @@ def _audit(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | Non
         result = audit(defense, draws=job.audit, seed=job.seed)
     except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
         return AuditFailure(reason=sound_text(str(fault)))
-    return AuditSummary(
-        draws=result.draws,
-        confidence=result.confidence,
-        eps_audited=result.eps_audited,
-        eps_at_least=result.eps_at_least,
-        verdict_claim=result.verdict_claim,
-        verdict_proof=result.verdict_proof,
-    )
+    told = {field.name for field in fields(AuditSummary)}
+    return AuditSummary(**{n: v for n, v in vars(result).items() if n in told})
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:
@@ -360,17 +345,14 @@ class Recorder:
 
     def observations(self) -> dict[str, Observation]:
         """Return the observation of each threat."""
-        why = "; ".join(self.left_out)
-        observations = {}
-        for name, views in self.views.items():
-            reason = f"not attacked: {why}" if why else None
-            none = "no client took part in a recorded round"
-            observations[name] = (
-                Observation(status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views)
-                if views
-                else Observation(status="not_applicable", reason=reason or none)
-            )
-        return observations
+        reason = f"not attacked: {'; '.join(self.left_out)}" if self.left_out else None
+        none = reason or "no client took part in a recorded round"
+        return {
+            name: Observation(status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views)
+            if views
+            else Observation(status="not_applicable", reason=none)
+            for name, views in self.views.items()
+        }
 
     def observe(self, threat: ThreatSettings, checkpoint: Checkpoint) -> Observation:
         """Save the last release of a checkpoint's observation and the truth; at init, whose
