@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -150,10 +151,8 @@ class _Worker:
             self._renew()
         self.task, self.at = task, (task.room, task.group)
         self.began = time.monotonic()
-        try:
+        with suppress(OSError):  # it died between two tasks: `collect` finds that
             self.pipe.send(task.work)
-        except OSError:
-            return  # it died between two tasks: `collect` finds that
 
     def collect(self) -> Ended | None:
         """What the finished task left, or None while it runs."""
