@@ -102,7 +102,8 @@ def check_refusals(cls: type, settings: Mapping[str, Any]) -> str:
     setting may be negative, but hardly infinite).
     """
     parameters = inspect.signature(cls, eval_str=True).parameters.values()
-    floats = [p.name for p in parameters if _is_float(p.annotation)]
+    kinds = {p.name: p.annotation for p in parameters}
+    floats = [n for n, kind in kinds.items() if _takes(kind, 0.5) and not _takes(kind, "text")]
     if not floats:
         raise NotChecked("it has no setting that is a float")
     for key in floats:
@@ -124,17 +125,12 @@ def _accepts(cls: type, settings: Mapping[str, Any], key: str, bad: float) -> bo
     return True
 
 
-def _is_float(annotation: Any) -> bool:
+def _takes(annotation: Any, value: object) -> bool:
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
-        adapter.validate_python(0.5)
-    except (PydanticUserError, ValidationError):  # an annotation for no number
+        TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
+    except (PydanticUserError, ValidationError):  # the first of an annotation for no plain value
         return False
-    try:
-        adapter.validate_python("text")
-    except ValidationError:
-        return True
-    return False
+    return True
 
 
 def check_strength(defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild) -> str:
