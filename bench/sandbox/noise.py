@@ -170,19 +170,16 @@ def _compare_draws(
     mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair], most: int
 ) -> str:
     rng = torch.Generator().manual_seed(0)
-    centres, sents, draws = [], [], []
-    total = 0
+    looked_at, total = [], 0
     for pair in pairs:
         entered, sent, there, base = _rows(pair, mechanism.of, clips)
         drawn = [mechanism.sample(entered, rng, base=base) for _ in range(_DRAWS)]
         centre = torch.sigmoid(entered) if mechanism.scores else mechanism.apply(entered)
-        centres.append(centre[there])
-        sents.append(sent[there])
-        draws.append(torch.stack([d[there] for d in drawn]))
-        total += len(sents[-1])
+        looked_at.append((centre[there], sent[there], torch.stack([d[there] for d in drawn])))
+        total += len(sent[there])
         if total > most:
             break
-    centre, sent, draw = torch.cat(centres), torch.cat(sents), torch.cat(draws, dim=1)
+    centre, sent, draw = (torch.cat(values, dim=-1) for values in zip(*looked_at, strict=True))
     if not len(sent):
         raise NotChecked(f"no {mechanism.of} left a client in the checked rounds")
     slack = _ROUNDING * float(centre.abs().max()) + 1e-12

@@ -231,9 +231,8 @@ def check_observed(rounds: Rounds) -> str:
     with tempfile.TemporaryDirectory() as folder:
         save_seen(seen, Path(folder) / "seen")
         again = load_seen(Path(folder) / "seen")
-    kinds = [m.kind for m in seen.messages]
-    same_kinds = [m.kind for m in again.messages] == kinds
-    require(same_kinds, "the export does not hold the messages.", "say")
+    kinds, reloaded = ([m.kind for m in s.messages] for s in (seen, again))
+    require(reloaded == kinds, "the export does not hold the messages.", "say")
     victims = len(seen.clients)
     rng = generator(0, "conformance shadow")
     rehearse = Rehearsals(seen=again, network=network, defense=rounds.defense, rng=rng, device=CPU)

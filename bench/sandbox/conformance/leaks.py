@@ -17,14 +17,7 @@ _COPIES = 16
 """Different values equal to private ones that a message may have by chance; a sample has 256."""
 _ALIKE = 0.99
 """Correlation of a message's values with a private sample of unrelated ones."""
-_PROTOCOL = (
-    *UPLOAD_KINDS,
-    "smashed",
-    "features",
-    "features_gradient",
-    "smashed_gradient",
-    "broadcast",
-)
+_BY_PROTOCOL = ("smashed", "features", "features_gradient", "smashed_gradient", "broadcast")
 
 
 def check_leaks(played: Mapping[Ground, Played]) -> str:
@@ -46,7 +39,9 @@ def check_leaks(played: Mapping[Ground, Played]) -> str:
 
 def _problems(message: Message, run: Played, ground: Ground) -> Iterator[str]:
     """What a message shows of a client in its parts."""
-    own = message.kind not in _PROTOCOL and not (message.kind == "labels" and ground.cut)
+    own = message.kind not in (*UPLOAD_KINDS, *_BY_PROTOCOL) and not (
+        message.kind == "labels" and ground.cut
+    )
     values = ((n, v) for n, p in message.parts.items() for v in (p.values, p.present))
     for (name, value), client in product(values, run.clients):
         if value is None:

@@ -127,7 +127,6 @@ def _outcome(name: str, check: Any, plugins: tuple[object, ...]) -> Finding | li
 def _examine(
     registry: Registry, kind: PluginKind, name: str, settings: Mapping[str, Any], fast: bool
 ) -> Progress:
-    cases: Iterator[Case]
     if kind == "defense":
         cases = defense_cases(partial(registry.defense, name), settings, fast=fast)
     else:

@@ -260,10 +260,9 @@ def _strongest(
     defense: Defense, settings: Mapping[str, Any], rebuild: Rebuild
 ) -> tuple[Defense, str]:
     """The defense where its strength, or that of every member, is strongest, and what is set."""
-    composed = isinstance(defense, Composed)
     members = defense.members if isinstance(defense, Composed) else {"": defense}
     ends = {
-        f"{name}.{m.strength.setting}" if composed else m.strength.setting: m.strength.strong
+        f"{name}.{m.strength.setting}".lstrip("."): m.strength.strong
         for name, m in members.items()
         if m.strength is not None
     }
