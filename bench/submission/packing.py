@@ -17,6 +17,7 @@ from typing import Any
 from bench import __version__, models
 from bench.errors import UserError
 from bench.harness.environment import Environment
+from bench.harness.environment import plugins_of as plugins_of_job
 from bench.harness.keys import Code, Keys
 from bench.harness.store import Store, stage_folder
 from bench.records import (
@@ -69,14 +70,13 @@ def submit(
     """
     run = Run.read(run_folder)
     files = [*([Path(target)] if is_file(target) else []), *attacks]
-    registry = discover(tuple(f.resolve() for f in files))
+    paths = tuple(f.resolve() for f in files)
+    registry = discover(paths)
     kind, name = _only(registry, target, run)
     folder = out / name
     if folder.exists() and not replaces:
         raise UserError(f"{folder} exists already; give --replace to write it anew.")
-    env = Environment(
-        device=run.device or "cpu", data_dir=data_dir, plugins=tuple(f.resolve() for f in files)
-    )
+    env = Environment(device=run.device or "cpu", data_dir=data_dir, plugins=paths)
     check_suite(run)
     own, reference = choose(run, kind, name, registry)
     trainings = [*own, *(t for t in reference if t not in own)]
@@ -163,16 +163,11 @@ def choose(
         UserError: If the run lacks either, or names an attack whose file is not given.
     """
     usable = registry.usable
-    trainings = [
-        t
-        for t in run.trainings
-        if all(("defense", part) in usable for part in t.job.defense.split("+"))
-    ]
-    own = [
-        t
-        for t in trainings
-        if (t.job.defense == name if kind == "defense" else any(c.attack == name for c in t.cells))
-    ]
+    trainings = [t for t in run.trainings if plugins_of_job(t.job) <= usable.keys()]
+    if kind == "defense":
+        own = [t for t in trainings if t.job.defense == name]
+    else:
+        own = [t for t in trainings if any(c.attack == name for c in t.cells)]
     if not own:
         raise UserError(
             f"the run has no row of {kind} '{name}'; run a suite that names it, with --plugin FILE."

@@ -22,7 +22,7 @@ from bench.contract.defense import Defense
 from bench.errors import UserError
 from bench.files import no_link
 from bench.foreign import OverLimit, time_limit
-from bench.harness.environment import Environment, dataset_of, shares_of
+from bench.harness.environment import Environment, dataset_of, plugins_of, shares_of
 from bench.harness.executors.task import ATTACKS, TRAININGS, guard
 from bench.harness.runner import label_of
 from bench.harness.scoring import Scoring
@@ -209,7 +209,7 @@ def _hand_on(
     save_public(dataset, job, target)
     attacks.write("train", key, replace(record, files=None, hashes=None))
     installed = discover()
-    known = all(("defense", part) in installed.usable for part in job.defense.split("+"))
+    known = plugins_of(job) <= installed.usable.keys()
     for checkpoint, threat in dict.fromkeys((c.job.checkpoint, c.job.threat.name) for c in cells):
         look = record.observations.get(checkpoint, {}).get(threat)
         for stem in look.stems if look is not None and look.status == "done" else ():

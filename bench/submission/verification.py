@@ -11,7 +11,7 @@ import torch
 
 from bench import models
 from bench.errors import UserError
-from bench.harness.environment import versions
+from bench.harness.environment import plugins_of, versions
 from bench.harness.keys import Code
 from bench.harness.plan import expand
 from bench.harness.runner import label_of
@@ -134,7 +134,11 @@ def sample(
     for cell in candidates(opened, only):
         groups.setdefault(cell.key if trainings is None else cell.train_key, []).append(cell)
     drawn = list(groups.values())
-    own = [i for i, cells in enumerate(drawn) if made is None or _is_own(cells[0], made)]
+    own = [
+        i
+        for i, (cell, *_) in enumerate(drawn)
+        if made is None or made.kind == "attack" or cell.defense == made.name
+    ]
     if not own:
         what = "these results" if made is None else f"the submission of '{made.name}'"
         raise UserError(f"{what} holds no such cell to rerun, so nothing of it can be verified.")
@@ -143,10 +147,6 @@ def sample(
     others = [i for i in torch.randperm(len(drawn), generator=rng).tolist() if i != first]
     number = count if trainings is None else trainings
     return [cell for i in sorted([first, *others[: number - 1]]) for cell in drawn[i]]
-
-
-def _is_own(cell: Cell, made: Submission) -> bool:
-    return made.kind == "attack" or cell.defense == made.name
 
 
 def same_environment(opened: Opened, device: str) -> bool:
@@ -161,11 +161,9 @@ def same_environment(opened: Opened, device: str) -> bool:
 
 def find_changed_code(opened: Opened, sampled: Sequence[Cell]) -> list[str]:
     """What of leakbench's code that a sample needs is not that of the run, which may be older."""
-    plugins = {("defense", part) for c in sampled for part in c.defense.split("+")}
-    plugins |= {("attack", c.attack) for c in sampled}
     registry = discover()
-    known = [(k, n) for k, n in sorted(plugins) if (k, n) in registry.usable]
-    now = Code(registry).of(known)  # type: ignore[arg-type]
+    plugins = {plugin for c in sampled for plugin in plugins_of(c.job)}
+    now = Code(registry).of(plugins & registry.usable.keys())
     return [name for name, code in now.items() if opened.run.code.get(name, code) != code]
 
 
@@ -187,7 +185,7 @@ def recompute(opened: Opened) -> list[Comparison]:
         if not isinstance(trained, TrainRecord):
             continue
         job = training.job
-        if all(("defense", part) in registry.usable for part in job.defense.split("+")):
+        if plugins_of(job) <= registry.usable.keys():
             ledger = account(registry.defense(job.defense, job.settings), trained.facts)
             pairs = compare(label_of(job), trained, replace(trained, ledger=ledger), _ROUNDING)
             comparisons += (c for c in pairs if c.figure in _EPSILONS)
