@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from bench.errors import UserError
 from bench.models.network import Shape, Stages, chain, positive
 from bench.models.transformers import FlatGrid, Positions, encoder
-
-
-class Unsqueezed(nn.Module):
-    """Signals [B, channels, length] as images of height 1, which attacks know."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(2)
 
 
 def har_transformer(
@@ -38,7 +31,7 @@ def har_transformer(
             f"got samples of shape {list(shape)}."
         )
     embed = chain(
-        signal=Unsqueezed(),
+        signal=nn.Unflatten(1, (channels, 1)),  # as images of height 1, which attacks know
         patches=nn.Conv2d(channels, dim, (1, patch), stride=(1, patch)),
         flat=FlatGrid(),
         positions=Positions(length // patch, dim),
