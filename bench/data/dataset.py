@@ -298,10 +298,8 @@ def split(
         clients: Whose each sample is, whole numbers [N]; None: nobody knows.
     """
     fractions = (0.2, 0.2) if test is None else (0.2,)
-    if clients is None:
-        *tested, aux, train = carve(y, fractions=fractions, rng=rng)
-    else:
-        *tested, aux, train = carve_clients(clients, fractions=fractions, rng=rng)
+    by, part = (y, carve) if clients is None else (clients, carve_clients)
+    *tested, aux, train = part(by, fractions=fractions, rng=rng)
     return make(
         name=name,
         train=(x[train], y[train]),

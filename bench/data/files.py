@@ -3,7 +3,7 @@ tables or signals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 IMAGES = ("train_images", "train_labels", "test_images", "test_labels")
 FEATURES = ("train_x", "train_y", "test_x", "test_y")
 _MORE = ("class_names", "train_clients", "categorical")
+_IDS = "iuUS"
+"""Kinds of arrays of whole numbers and texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,50 +102,31 @@ def _check_arrays(arrays: Mapping[str, np.ndarray], needed: Sequence[str], *, pl
     needed: Names of training samples and labels, test samples and labels.
     """
 
-    def check(name: str, fits: Callable[[np.ndarray], bool], expected: str) -> None:
-        array = arrays.get(name)
-        if array is not None and not fits(array):
-            raise UserError(
-                f"{name} of {place} must be {expected}, got {array.dtype} {list(array.shape)}."
-            )
+    def check(name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            got = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+            raise UserError(f"{name} of {place} must be {expected}, got {got}.")
 
     for samples, labels in (needed[:2], needed[2:]):
+        x, y = arrays[samples], arrays[labels]
         if needed is IMAGES:
-            check(samples, _are_images, "uint8 [N, H, W] or [N, H, W, 1 or 3]")
+            fits = x.dtype == np.uint8 and (x.ndim == 3 or x.shape[3:] in ((1,), (3,)))
+            check(samples, fits, "uint8 [N, H, W] or [N, H, W, 1 or 3]")
         else:
             expected = "[N, features] or [N, channels, length] (images are train_images)"
-            check(samples, _are_features, f"floating-point numbers {expected}")
-        count = len(arrays[samples])
-        check(labels, partial(_are_labels, count=count), f"{count} integers")
+            fits = x.dtype.kind == "f" and x.ndim in (2, 3)
+            check(samples, fits, f"floating-point numbers {expected}")
+        fits = y.shape in ((len(x),), (len(x), 1)) and y.dtype.kind in "iu"
+        check(labels, fits, f"{len(x)} integers")
     x = arrays[needed[0]]
-    check("class_names", lambda a: a.ndim == 1 and _are_ids(a), "texts [classes]")
-    check(
-        "train_clients",
-        lambda a: a.shape == x.shape[:1] and _are_ids(a),
-        f"{len(x)} integers or texts",
-    )
-    check(
-        "categorical",
-        lambda a: x.ndim == a.ndim == 2 and a.shape[1] == 2 and _are_ids(a, "iu"),
-        "integers [G, 2], columns of a table",
-    )
-
-
-def _are_images(x: np.ndarray) -> bool:
-    return x.dtype == np.uint8 and (x.ndim == 3 or x.shape[3:] in ((1,), (3,)))
-
-
-def _are_features(x: np.ndarray) -> bool:
-    return x.dtype.kind == "f" and x.ndim in (2, 3)
-
-
-def _are_labels(y: np.ndarray, *, count: int) -> bool:
-    return y.shape in ((count,), (count, 1)) and _are_ids(y, "iu")
-
-
-def _are_ids(array: np.ndarray, kinds: str = "iuUS") -> bool:
-    """Return whether the array holds whole numbers or, by its default kinds, texts."""
-    return array.dtype.kind in kinds
+    if (names := arrays.get("class_names")) is not None:
+        check("class_names", names.ndim == 1 and names.dtype.kind in _IDS, "texts [classes]")
+    if (owners := arrays.get("train_clients")) is not None:
+        fits = owners.shape == x.shape[:1] and owners.dtype.kind in _IDS
+        check("train_clients", fits, f"{len(x)} integers or texts")
+    if (groups := arrays.get("categorical")) is not None:
+        fits = x.ndim == groups.ndim == 2 and groups.shape[1] == 2 and groups.dtype.kind in "iu"
+        check("categorical", fits, "integers [G, 2], columns of a table")
 
 
 def _texts(names: np.ndarray | None) -> tuple[str, ...] | None:
