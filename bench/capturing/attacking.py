@@ -155,9 +155,8 @@ def _same_work(view: Captured, other: Captured) -> bool:
     if (view.truth is None) != (other.truth is None) or set(a.clients) & set(b.clients):
         return False
     return all(
-        states[0].keys() == states[1].keys()
-        and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
-        for states in ((a.before, b.before), (a.buffers, b.buffers), (a.const, b.const))
+        one.keys() == two.keys() and all(torch.equal(value, two[n]) for n, value in one.items())
+        for one, two in ((a.before, b.before), (a.buffers, b.buffers), (a.const, b.const))
     )
 
 
@@ -234,13 +233,8 @@ def attack_view(
         try:
             results.append(_run_attack(blank, attack, ctx))
         except Exception as error:  # an attack's own error ends that attack alone
-            results.append(
-                replace(
-                    blank,
-                    reason=f"failed: {in_one_line(error, 300)}",
-                    traceback=format_exc(),
-                )
-            )
+            reason = f"failed: {in_one_line(error, 300)}"
+            results.append(replace(blank, reason=reason, traceback=format_exc()))
     return results
 
 

@@ -63,9 +63,11 @@ def capture_mod(
         if msg.metadata.message_type != "train":
             return call_next(msg, ctxt)
         # Mods further in change the message: what came is copied before they get it.
-        before, config = _arrays(msg.content), _config(msg)
+        before, records = _arrays(msg.content), msg.content.config_records.values()
+        config = {k: v for record in records for k, v in record.items()}
         reply = call_next(msg, ctxt)
-        number = _round(msg, config)
+        # Flower's older interface has the number in the metadata.
+        number = int(config.get("server-round") or msg.metadata.group_id or 0)
         if before is None or reply.has_error() or (rounds and number not in rounds):
             return reply
         who, among = (int(ctxt.node_config[n]) for n in ("partition-id", "num-partitions"))
@@ -107,16 +109,6 @@ def _arrays(content: RecordDict) -> dict[str, Tensor] | None:
     if len(records) != 1:
         return None
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in records[0].items()}
-
-
-def _config(msg: Message) -> dict[str, Any]:
-    """Return all entries of the message's configs."""
-    return {k: v for record in msg.content.config_records.values() for k, v in record.items()}
-
-
-def _round(msg: Message, config: Mapping[str, Any]) -> int:
-    """Number of the round: in the config, or of Flower's older interface in the metadata."""
-    return int(config.get("server-round") or msg.metadata.group_id or 0)
 
 
 def _examples(content: RecordDict) -> int:
