@@ -100,10 +100,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted by Holm's step-down method, in the given order."""
     order = np.argsort(p_values, kind="stable")
     steps = [(len(order) - k) * p_values[i] for k, i in enumerate(order)]
-    out = [0.0] * len(order)
-    for i, value in zip(order, np.maximum.accumulate(steps), strict=True):
-        out[i] = min(1.0, float(value))
-    return out
+    adjusted: list[float] = np.maximum.accumulate(steps)[np.argsort(order)].clip(max=1.0).tolist()
+    return adjusted
 
 
 def _same_victims(row: Outcomes, base: Outcomes) -> bool:
