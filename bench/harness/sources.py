@@ -156,11 +156,10 @@ def _hands_on(statement: ast.stmt) -> bool:
 
 def _is_text(node: object) -> bool:
     """Return whether a statement is a docstring, of a module, class, function or variable."""
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
 
 
 def _text(node: object) -> str:
