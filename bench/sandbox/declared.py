@@ -156,8 +156,7 @@ class MessageCheck:
             noise = noise_of(noises[0], clips, pairs[0])[:_VALUES]
             earlier = before.get(client, noise[:0])
             if len(earlier) == len(noise) > 1:
-                both = torch.stack([earlier, noise])
-                correlation = float(torch.corrcoef(both)[0, 1])
+                correlation = float(torch.corrcoef(torch.stack([earlier, noise]))[0, 1])
                 if abs(correlation) > TOLERANCE + _Z_ROUNDS / len(noise) ** 0.5:
                     yield (
                         "noise is declared independent, but that of two rounds of a client has a "
@@ -190,8 +189,7 @@ class MessageCheck:
 
 def _fingerprint(client: Client) -> str:
     """Of a client's samples and labels."""
-    parts = (client.x, client.y)
-    return sha256(b"".join(v.cpu().numpy().tobytes() for v in parts)).hexdigest()
+    return sha256(b"".join(v.cpu().numpy().tobytes() for v in (client.x, client.y))).hexdigest()
 
 
 def _find_change(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iterator[str]:

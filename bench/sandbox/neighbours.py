@@ -186,9 +186,8 @@ def _after(mechanisms: Sequence[Mechanism], values: Tensor) -> Tensor:
 
 
 def _upload_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPair | Skipped]:
-    before = defense.owns & {"gradient", "joins", "batch"}
     why = None
-    if before:
+    if before := defense.owns & {"gradient", "joins", "batch"}:
         why = f"the defense acts before the upload too (role {', '.join(sorted(before))})"
     elif overrides(defense, "say") or overrides(defense, "inspect"):
         why = "what is uploaded depends on what clients find or tell each other before"
@@ -217,8 +216,7 @@ def _upload_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourP
         magnitude("magnitude", 0.1 * unit, 0.2 * unit),
         magnitude("big magnitude", 0.5 * unit, unit),
     ]
-    split = "smashed" in defense.requires
-    facts = Facts(parameters=size, clients=defense.together, split=split)
+    facts = Facts(parameters=size, clients=defense.together, split="smashed" in defense.requires)
     for name, units, a, b, what in cases if covered else [everything]:
         yield NeighbourPair(
             name=f"upload: {name}",
@@ -262,9 +260,8 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
     split = "smashed" in defense.requires
     y = torch.nn.functional.one_hot(torch.tensor([0, 1]), CLASSES).float()
     labelled = not torch.equal(defense.labels(y, client_alone(rng)), y)
-    ends, changed, smashed = None, False, split or overrides(defense, "smashed")
-    if smashed:
-        ends = _bound_smashed(defense, size, rng)
+    changed, smashed = False, split or overrides(defense, "smashed")
+    ends = _bound_smashed(defense, size, rng) if smashed else None
     if ends is not None:
         part = defense.smashed(ends[1], inform_client(defense, ("round", "step"), rng))
         changed = part.present is not None or not torch.equal(part.values, ends[1])
@@ -272,8 +269,9 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
             ends = None
             yield Skipped(channel="smashed", why=_CLEAR)
     elif smashed:
-        why = f"no tensor of up to {_MOST_SMASHED} values suits the hook."
-        yield Skipped(channel="smashed", why=why)
+        yield Skipped(
+            channel="smashed", why=f"no tensor of up to {_MOST_SMASHED} values suits the hook."
+        )
     if split and not labelled:
         yield Skipped(channel="labels", why=_CLEAR)
     cases: list[tuple[str, Channel, str, bool, Any, Any]] = []
@@ -373,10 +371,8 @@ def _step(
 def _federation_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPair | Skipped]:
     needs = defense.requires - {"cut"}  # without one the whole network is the bottom submodel
     if needs:
-        yield Skipped(
-            channel="coordination",
-            why=f"whole rounds are played without {', '.join(sorted(needs))}.",
-        )
+        why = f"whole rounds are played without {', '.join(sorted(needs))}."
+        yield Skipped(channel="coordination", why=why)
         return
     inputs = max(1, (size - 2) // 2)
     releases, pilot = {}, {}

@@ -221,16 +221,14 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
         moved = float((rest - expected).abs().max())
         if moved <= slack:
             return
-        why = f"it is declared without noise, but values are off by up to {moved:.4g}."
-        raise Broken(why)
+        raise Broken(f"it is declared without noise, but values are off by up to {moved:.4g}.")
     # Of a law of rare large draws a sample may hold none: then those declared say what chance does.
     fourth = max(float((v - v.mean()).pow(4).mean()) for v in (rest, expected))
     # The declared draws are as many times more, with chance of their own.
     more = math.sqrt(1 + 1 / len(expected))
     chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, std))
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
-        why = f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}."
-        raise Broken(why)
+        raise Broken(f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}.")
     bias = abs(float(rest.mean() - expected.mean()))
     if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
         raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")

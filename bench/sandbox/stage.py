@@ -25,12 +25,8 @@ CPU = torch.device("cpu")
 
 def client_alone(rng: torch.Generator) -> Client:
     """A client without data; all of its streams are `rng`."""
-    return Client(
-        id=VICTIM,
-        x=torch.zeros(1, 1),
-        y=torch.zeros(1, dtype=torch.int64),
-        rng=dict.fromkeys(STREAMS, rng),
-    )
+    streams = dict.fromkeys(STREAMS, rng)
+    return Client(id=VICTIM, x=torch.zeros(1, 1), y=torch.zeros(1).long(), rng=streams)
 
 
 def inform_client(defense: Defense, stages: Sequence[Stage], rng: torch.Generator) -> Client:

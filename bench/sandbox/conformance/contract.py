@@ -77,8 +77,7 @@ def check_settings(cls: type) -> str:
         with name_errors("__init__", cls):  # an annotation that is no type is the plugin's defect
             signature = inspect.signature(cls, eval_str=True)
     except HookError as error:
-        why = f"the settings' annotations cannot be read: {error.error}."
-        raise Broken(why) from error
+        raise Broken(f"the settings' annotations cannot be read: {error.error}.") from error
     return ", ".join(str(p) for p in signature.parameters.values())
 
 

@@ -81,8 +81,7 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
     yield "private data in messages", partial(check_leaks, rounds.played)
     yield "zero strength is no defense", partial(check_zero_strength, rounds, settings, build)
     for ground in rounds.played:
-        check = partial(check_composed, rounds, ground)
-        yield f"composed with the identity ({ground.name})", check
+        yield f"composed with the identity ({ground.name})", partial(check_composed, rounds, ground)
     yield "observed and attacked", partial(check_observed, rounds)
     yield from proof_cases(defense, settings, build, list(rounds.played), fast=fast)
 
@@ -199,8 +198,7 @@ def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebu
     try:
         weak = build({**settings, **declared})
     except ValueError as error:
-        why = f"the settings of zero_strength are refused: {error}"
-        raise Broken(why) from error
+        raise Broken(f"the settings of zero_strength are refused: {error}") from error
     without, under = play(Defense(), rounds.main), play(weak, rounds.main)
     size = max(float(v.abs().max()) for v in without.state.values())
     for key, value in without.state.items():

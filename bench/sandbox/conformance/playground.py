@@ -138,8 +138,7 @@ def play(
         parties = federation.defense.third_parties(derive_seed(0, "other draws", draws))
         federation.parties = dict(parties)
     for client in federation.clients if draws else ():
-        mine = generator(0, "other draws", draws, client.id)
-        client.rng = {**client.rng, "defense": mine}
+        client.rng = {**client.rng, "defense": generator(0, "other draws", draws, client.id)}
     steps = 1 if ground.protocol == "fedsgd" else 2
     work = LocalWork(protocol=ground.protocol, batch=BATCH, lr=lr, local_steps=steps)
     results = [play_round(federation, work) for _ in range(rounds)]

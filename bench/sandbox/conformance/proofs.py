@@ -50,8 +50,7 @@ def mechanisms_on(ground: Ground, defense: Defense) -> tuple[Mechanism, ...]:
     """The public mechanisms of the rounds that pairs come from. What a mechanism does before the
     upload is in what enters it, as a learning rate of 0 says."""
     parameters = ground.network().n_parameters
-    clients = company(defense)
-    known = Round(lr=0.0, parameters=parameters, uploads=1, clients=clients, batch=BATCH)
+    known = Round(lr=0.0, parameters=parameters, uploads=1, clients=company(defense), batch=BATCH)
     return fresh(defense).mechanisms_in(known)
 
 
@@ -165,8 +164,7 @@ def proof_cases(
     split, whole = ([g for g in grounds if bool(g.cut) is cut] for cut in (True, False))
     ground = whole[0] if whole else split[-1]
     yield "guarantee agrees with mechanisms", partial(check_guarantee, defense)
-    sent = partial(check_sent_values, defense, settings, rebuild, ground)
-    yield "which values are sent", sent
+    yield "which values are sent", partial(check_sent_values, defense, settings, rebuild, ground)
     if fast:
         yield "declared noise", partial(skip, LEFT_OUT)
         yield "audit of the proof", partial(skip, LEFT_OUT)
@@ -197,12 +195,7 @@ def check_guarantee(defense: Defense) -> str:
     events = defense.guarantee(facts)
     defense.claim(facts)
     defense.constants(facts)
-    in_round = Round(
-        clients=facts.sampled,
-        batch=facts.batch,
-        local_steps=facts.local_steps,
-        parameters=facts.parameters,
-    )
+    in_round = Round(clients=facts.sampled, batch=facts.batch, parameters=facts.parameters)
     declared = [*defense.mechanisms_in(Round()), *defense.mechanisms_in(in_round)]
     if not events:
         raise NotChecked("guarantee() reports no event, so nothing is proven")
