@@ -30,9 +30,8 @@ from bench.report.verdicts import has_use
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
     """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
     template = files("bench") / "submission" / "templates" / "readme.md.txt"
-    text = template.read_text(encoding="utf-8")
     failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
-    return Template(text).substitute(
+    return Template(template.read_text(encoding="utf-8")).substitute(
         name=markdown(submission.name),
         kind=submission.kind,
         author=markdown(submission.author),

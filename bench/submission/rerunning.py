@@ -102,14 +102,10 @@ def run_again(
     """
     run = Run.read(Path(submission))
     again = [c for c in run.cells if c.key in cells]
-    plan = Plan(
-        suite=run.suite,
-        trainings=tuple(dict.fromkeys(c.job.train for c in again)),
-        cells=tuple(c.job for c in again),
-    )
+    trainings = tuple(dict.fromkeys(c.job.train for c in again))
+    plan = Plan(suite=run.suite, trainings=trainings, cells=tuple(c.job for c in again))
     registry, files = load_plugins(Path(submission))
-    place = Path(data_dir) if data_dir else None
-    env = Environment(device=device, data_dir=place, plugins=files)
+    env = Environment(device=device, data_dir=Path(data_dir) if data_dir else None, plugins=files)
     if kind == TRAININGS:  # attacks have no data set to check
         check_plan(plan, registry, env)
     store = Store(Path(out) / RECORDS)

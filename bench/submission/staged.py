@@ -274,8 +274,7 @@ def _run_in_process(
     """
     out, folder = Path(request["out"]), Path(request["submission"])
     # Not the records: figures that a plugin can read it can give back.
-    names = ("source", *RUN_FILES, SUBMISSION)
-    shown = [folder / n for n in names if (folder / n).exists()]
+    shown = [p for n in ("source", *RUN_FILES, SUBMISSION) if (p := folder / n).exists()]
     shown += [Path(request["data_dir"])] if request["data_dir"] else []
     pending = [path for path in labels if not os.path.isfile(path)]
     with tempfile.TemporaryFile() as output:
