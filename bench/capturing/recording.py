@@ -263,10 +263,8 @@ class Capture:
         if self._seen is None:
             raise UserError("nothing was recorded; call gradient() or weights() before save().")
         base = base_of(Path(out))
-        facts: dict[str, Any] = {
-            "class_names": [str(i) for i in range(self.network.classes)],
-            "categorical": [],
-        }
+        names = [str(i) for i in range(self.network.classes)]
+        facts: dict[str, Any] = {"class_names": names, "categorical": []}
         if self._noised.events:
             facts["privacy"] = self._noised.ledger()
         written = write_view(base, self._seen, self._public, facts)
@@ -316,20 +314,11 @@ class Capture:
         steps: int,
     ) -> None:
         lr = 1.0 if self._lr is None else self._lr
-        round = Round(
-            clients=1,
-            batch=batch,
-            local_steps=steps,
-            lr=lr,
-            parameters=sum(v.numel() for v in values.values()),
-        )
+        size = sum(v.numel() for v in values.values())
+        round = Round(clients=1, batch=batch, local_steps=steps, lr=lr, parameters=size)
+        parts = {n: Part(values=v) for n, v in values.items()}
         message = Message(
-            kind=kind,
-            sender=self._client,
-            receiver=SERVER,
-            round=0,
-            local_steps=steps,
-            parts={n: Part(values=v) for n, v in values.items()},
+            kind=kind, sender=self._client, receiver=SERVER, round=0, local_steps=steps, parts=parts
         )
         self._truth = truth
         self._seen = Seen(

@@ -280,17 +280,12 @@ def open_export(path: str | Path, *, plugins: Sequence[str | Path] = ()) -> Open
     """
     base = stem_of(Path(path))
     seen = load_seen(base)
-    public_x, public_y = public_of(base, seen)
+    x, y = public_of(base, seen)
     about = read_json(base.with_name(f"{base.name}.json"), links=True)
-    network, files = network_of(seen, public_x), tuple(map(Path, plugins))
-    *earlier, last = (_module(release, network, files) for release in seen.releases)
+    network, files = network_of(seen, x), tuple(map(Path, plugins))
+    modules = tuple(_module(release, network, files) for release in seen.releases)
     return OpenExport(
-        seen=seen,
-        about=about,
-        public_x=public_x,
-        public_y=public_y,
-        module=last,
-        earlier=tuple(earlier),
+        seen=seen, about=about, public_x=x, public_y=y, module=modules[-1], earlier=modules[:-1]
     )
 
 

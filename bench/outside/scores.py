@@ -122,13 +122,10 @@ def score_files(
     for path in reconstructions:
         answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
         scores = score(answer, **truth)
+        values = scores.values
+        figures = {n: _interval(v, n) for n, v in values.items()}
         answers.append(
-            OutsideAnswer(
-                file=str(path),
-                failed=scores.failed,
-                figures={n: _interval(v, n) for n, v in scores.values.items()},
-                values=scores.values,
-            )
+            OutsideAnswer(file=str(path), failed=scores.failed, figures=figures, values=values)
         )
     measured = [m for m in METRICS if any(m in answer.values for answer in answers)]
     own = records[chosen.label].values if chosen.label in records else {}
@@ -174,8 +171,7 @@ def _mean(values: list[float] | None) -> float | None:
 
 def _read_export(cell: str) -> tuple[str, int] | None:
     """Return the key and the view in an exported file; None for other files."""
-    base = stem_of(Path(cell))
-    exported = f"{base}.json"
+    exported = f"{stem_of(Path(cell))}.json"
     if not os.path.isfile(exported):  # unlike Path.is_file, False for names too long to be one
         return None
     try:
