@@ -195,8 +195,7 @@ def standard(
     packaged = _read(name, data_dir, download)
     x, y = packaged.x, packaged.y
     rng = numpy_generator(seed, "split", name)
-    aux_share = min(0.2, 5000 / len(y))
-    aux, train = carve(y, fractions=(aux_share,), rng=rng)
+    aux, train = carve(y, fractions=(min(0.2, 5000 / len(y)),), rng=rng)
     train = _first(train, train_size, "train_size")
     test = _first(rng.permutation(len(packaged.test_y)), test_size, "test_size")
     return from_arrays(

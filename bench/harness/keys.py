@@ -89,9 +89,7 @@ class Code:
         """Hash the loader of a data set of an installed package, with all that it reaches; None for
         leakbench's own, which `training` reaches."""
         point = None if name in data.LOADERS else data.foreign().get(name)
-        if point is None:
-            return None
-        return _hash(self._foreign(point.module))
+        return None if point is None else _hash(self._foreign(point.module))
 
     def _reach_foreign(self, module: str, folder: Path | None = None) -> dict[str, str]:
         """Hash what a module outside the plugins reaches. Its package is followed only for this
@@ -107,11 +105,8 @@ class Code:
     def of(self, plugins: Iterable[tuple[PluginKind, str]]) -> dict[str, str]:
         """Return the hashes of leakbench and of the plugins (kind, name), by name."""
         hashes = {f"{kind} {name}": self.plugin(kind, name) for kind, name in sorted(plugins)}
-        return hashes | {
-            "leakbench": _hash(
-                {"train": self.training, "attack": self.attacking, "score": self.scoring}
-            )
-        }
+        own = {"train": self.training, "attack": self.attacking, "score": self.scoring}
+        return hashes | {"leakbench": _hash(own)}
 
     def _reach_plugin(self, kind: PluginKind, name: str) -> dict[str, str]:
         cls = self.registry.get(kind, name).cls

@@ -204,8 +204,7 @@ def _train(work: Training) -> TrainOutcome:
     if any(look.status == "done" for looks in observations.values() for look in looks.values()):
         save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
-        reason = f"training diverged ({diverged})"
-        missing = Observation(status="not_applicable", reason=reason)
+        missing = Observation(status="not_applicable", reason=f"training diverged ({diverged})")
         threats = own if checkpoint != TRAINING else recorder.threats
         observations[checkpoint] = {t.name: missing for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read

@@ -275,8 +275,7 @@ def _slot_means(x: Tensor, slots: Tensor, count: int, weights: Tensor | None = N
     sums = torch.zeros(count, *x.shape[1:], dtype=torch.float64).index_add_(0, slots, weighted)
     total = torch.zeros(count, dtype=torch.float64).index_add_(0, slots, weights.double())
     means = sums / total.clamp_min(1e-300).view(shape)
-    empty = total == 0
-    means[empty] = x.double().mean(dim=0)
+    means[total == 0] = x.double().mean(dim=0)
     return means.to(x.dtype)
 
 

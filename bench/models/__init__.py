@@ -72,16 +72,11 @@ def build(
     number = isinstance(init, int | float) and not isinstance(init, bool)
     if init is not None and not (number and init > 0):
         raise UserError(f"init of model {name} must be a number > 0 or absent, got {init!r}.")
-    common: dict[str, Any] = {
-        "name": name,
-        "settings": dict(settings or {}),
-        "shape": tuple(shape),
-        "classes": classes,
-    }
+    common: dict[str, Any] = {"name": name, "settings": dict(settings or {})}
+    common |= {"shape": tuple(shape), "classes": classes}
     if name not in BUILDERS:
         if not is_named(name):
-            known = [*BUILDERS, *list_installed(MODELS), *OWN]
-            raise UserError(did_you_mean("model", name, known))
+            raise UserError(did_you_mean("model", name, [*BUILDERS, *list_installed(MODELS), *OWN]))
         without = given.pop("without_dropout", False)
         if not isinstance(without, bool):
             raise UserError(

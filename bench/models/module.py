@@ -87,11 +87,8 @@ class ModuleNetwork(Network):
             _enter(module, {})
             _check_columns(module, self._scale_input(x), what)
         trained = set(self.anatomy.parameters.values())
-        moved = {
-            f"{norm}.{statistic}"
-            for norm in self.anatomy.norms.values()
-            for statistic in ("running_mean", "running_var")
-        }
+        norms_of = self.anatomy.norms.values()
+        moved = {f"{norm}.running_{what}" for norm in norms_of for what in ("mean", "var")}
         self.constants = {
             name: tensor.detach().clone()
             for name, tensor in (*module.named_parameters(), *module.named_buffers())

@@ -338,7 +338,6 @@ class ChainNetwork(Network):
             width = chained[:-1](torch.empty(2, *shape)).shape[-1]
             chained[-1] = nn.Linear(width, classes)
         self._chained = chained
-        names = [n for n, m in chained.named_modules() if isinstance(m, StaticBatchNorm)]
         super().__init__(
             name=name,
             settings=settings,
@@ -347,7 +346,7 @@ class ChainNetwork(Network):
             module=chained,
             stages=[n for n, _ in chained.named_children()],
             parameters={n: n for n, _ in chained.named_parameters()},
-            norms={n: n for n in names},
+            norms={n: n for n, m in chained.named_modules() if isinstance(m, StaticBatchNorm)},
         )
 
     def init(self, rng: torch.Generator) -> dict[str, Tensor]:

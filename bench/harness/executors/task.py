@@ -160,5 +160,4 @@ def lost(reason: str) -> Ended:
 
 def over_time(timeout_s: float) -> Ended:
     """Return the end of a job over its time limit."""
-    reason = f"over the limit of {timeout_s:g} s"
-    return Ended(record=NoResult(status="timeout", reason=reason))
+    return Ended(record=NoResult(status="timeout", reason=f"over the limit of {timeout_s:g} s"))
