@@ -23,13 +23,7 @@ from bench.metrics.floors import floors
 from bench.metrics.named import leak
 from bench.metrics.score import Scores, score
 from bench.models import CONSTANT
-from bench.outside.exports import (
-    check_labels,
-    network_of,
-    public_of,
-    stem_of,
-    truth_beside,
-)
+from bench.outside.exports import check_labels, network_of, public_of, stem_of, truth_beside
 from bench.protocols.export import load_seen, load_truth, save_tensors
 from bench.protocols.observe import Truth
 from bench.records import read_json

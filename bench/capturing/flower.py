@@ -85,13 +85,7 @@ def capture_mod(
         rate = config.get("lr") if lr is None else lr
         if rate is None:
             raise UserError("capture_mod needs the clients' learning rate: capture_mod(..., lr=).")
-        client = Capture(
-            own,
-            public=public,
-            lr=float(rate),
-            client=f"client-{who}",
-            **more,
-        )
+        client = Capture(own, public=public, lr=float(rate), client=f"client-{who}", **more)
         own.load_state_dict(_ends(begin, _state(own, after)))
         x, y = (None, None) if data is None else data(who, among)
         count = _examples(reply.content) if data is None else None

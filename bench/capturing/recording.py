@@ -338,10 +338,7 @@ class Capture:
                 "lr": lr,
                 "mode": self._mode,
                 "threat": f"captured: one round, batch {batch}, {steps} step(s)",
-                "defense": {
-                    "name": self._noised.name,
-                    "settings": dict(self._noised.settings),
-                },
+                "defense": {"name": self._noised.name, "settings": dict(self._noised.settings)},
                 "mechanisms": [m.to_dict() for m in self._defense.mechanisms_in(round)],
             },
             buffers=self._buffers,

@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.data.dataset import (
-    Dataset,
-    data_folder,
-    flat,
-    from_arrays,
-    numbered,
-    split,
-)
+from bench.data.dataset import Dataset, data_folder, flat, from_arrays, numbered, split
 from bench.errors import UserError
 from bench.files import check_plain
 from bench.seeding import numpy_generator

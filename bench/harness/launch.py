@@ -126,7 +126,5 @@ def local(plan: Plan, env: Environment, *, workers: int | None = None) -> Execut
     if workers == 0:
         return partial(run_here, timeout_s=plan.suite.timeout_s)
     return Workers(
-        count=workers,
-        timeout_s=plan.suite.timeout_s,
-        gpus=_gpus() if env.device == "cuda" else (),
+        count=workers, timeout_s=plan.suite.timeout_s, gpus=_gpus() if env.device == "cuda" else ()
     )

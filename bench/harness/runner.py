@@ -26,13 +26,7 @@ from bench.harness.environment import (
     samples_for_threats,
     versions,
 )
-from bench.harness.executors.task import (
-    ATTACKS,
-    SCORES,
-    TRAININGS,
-    Executor,
-    Task,
-)
+from bench.harness.executors.task import ATTACKS, SCORES, TRAININGS, Executor, Task
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.scoring import Scoring

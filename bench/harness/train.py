@@ -20,12 +20,7 @@ from bench.contract.events import Facts
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.errors import UnfitError, UserError
-from bench.harness.environment import (
-    network_of,
-    not_applicable,
-    shares_of,
-    versions,
-)
+from bench.harness.environment import network_of, not_applicable, shares_of, versions
 from bench.harness.membership import MembershipInference
 from bench.harness.work import Work
 from bench.privacy.ledger import account

@@ -20,13 +20,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of, registry_for
 from bench.harness.store import Store, write_whole
 from bench.models import Network
-from bench.protocols.export import (
-    earlier_path,
-    load_samples,
-    load_seen,
-    save_seen,
-    save_tensors,
-)
+from bench.protocols.export import earlier_path, load_samples, load_seen, save_seen, save_tensors
 from bench.records import Cell, Run, check_kept, read_json, to_json
 from bench.report.choosing import find
 

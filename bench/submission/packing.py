@@ -118,11 +118,7 @@ def submit(
     )
     sources = tuple(f"source/{f.name}" for f in files)
     part = replace(
-        run,
-        command=submission.command,
-        commands=(),
-        plugins=sources,
-        trainings=tuple(trainings),
+        run, command=submission.command, commands=(), plugins=sources, trainings=tuple(trainings)
     )
     places = [run_folder, out, *(f.absolute().parent for f in (*files, *map(Path, run.plugins)))]
     places += [data_dir] if data_dir is not None else []

@@ -48,12 +48,7 @@ from bench.registry import discover
 from bench.report.escaping import one_line
 from bench.submission.figures import Comparison, compare
 from bench.submission.isolation import Isolation, stop
-from bench.submission.rerunning import (
-    RECORDS,
-    REFUSAL,
-    run_again,
-    with_earlier,
-)
+from bench.submission.rerunning import RECORDS, REFUSAL, run_again, with_earlier
 
 _LAST_WORDS = 1000
 """Characters of what a process that failed wrote last."""

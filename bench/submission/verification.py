@@ -17,15 +17,7 @@ from bench.harness.plan import expand
 from bench.harness.runner import label_of
 from bench.harness.store import Store
 from bench.privacy.ledger import account
-from bench.records import (
-    RUN,
-    AttackRecord,
-    Cell,
-    Run,
-    TrainRecord,
-    check_kept,
-    check_together,
-)
+from bench.records import RUN, AttackRecord, Cell, Run, TrainRecord, check_kept, check_together
 from bench.records.submitted import Submission, is_submission, read_submission
 from bench.registry import discover
 from bench.seeding import generator

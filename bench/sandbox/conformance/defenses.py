@@ -14,13 +14,7 @@ from bench.contract.defense import Defense, fresh, unmet
 from bench.contract.events import Round
 from bench.contract.messages import EVERYONE, UPLOAD_KINDS
 from bench.protocols.export import load_seen, save_seen
-from bench.sandbox.conformance.contract import (
-    Case,
-    Rebuild,
-    check_strength,
-    class_cases,
-    skip,
-)
+from bench.sandbox.conformance.contract import Case, Rebuild, check_strength, class_cases, skip
 from bench.sandbox.conformance.leaks import check_leaks
 from bench.sandbox.conformance.playground import (
     Ground,

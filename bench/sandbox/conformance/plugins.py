@@ -151,11 +151,7 @@ def check(
 
 
 def check_plugins(
-    target: str,
-    settings: Mapping[str, Any],
-    *,
-    fast: bool = False,
-    dataset: str | None = None,
+    target: str, settings: Mapping[str, Any], *, fast: bool = False, dataset: str | None = None
 ) -> Iterator[Conformance]:
     """The conformance of every plugin that a name or file stands for, or of a model.
 
