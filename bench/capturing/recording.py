@@ -156,11 +156,7 @@ class Capture:
             self._described = network.describe()
         own = models.get_held(handed)
         assert own is not None
-        values = dict(own.named_parameters())
-        self._before = {
-            known: values[n].detach().clone()
-            for known, n in self.network.anatomy.parameters.items()
-        }
+        self._before = self._named(dict(own.named_parameters()))
         self._public = self._unscale(x), self._labels(y, "the public samples")
         self._mode: Literal["train", "eval"] = "train" if model.training else "eval"
         self._buffers = self._statistics(own)
@@ -246,11 +242,7 @@ class Capture:
                 f"{local_epochs}."
             )
         steps = local_epochs * -(-count // batch)
-        own = models.bare_parameters(self._model)
-        values = {
-            known: own[n].detach().cpu().clone()
-            for known, n in self.network.anatomy.parameters.items()
-        }
+        values = self._named(models.bare_parameters(self._model))
         self._record("weights", values, truth, samples=count, batch=batch, steps=steps)
 
     def save(self, out: str | Path) -> Exported:
@@ -273,6 +265,11 @@ class Capture:
         return written
 
     # --- how things are kept ----------------------------------------------------------------
+    def _named(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of the model's tensors by the names that the network has for them."""
+        names = self.network.anatomy.parameters
+        return {known: own[n].detach().cpu().clone() for known, n in names.items()}
+
     def _truth_of(self, x: Tensor, y: Tensor) -> Truth:
         x, labels = torch.as_tensor(x), self._labels(y, "the client's samples")
         if tuple(x.shape[1:]) != self.network.shape or len(x) != len(labels):
