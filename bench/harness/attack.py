@@ -164,11 +164,8 @@ def _attack_view(
     if spared.by and left:
         seen, everything = of_victims(seen, left), of_victims(everything, left)
     stream = (cell.checkpoint, cell.threat.name, *(() if alone else (number,)))
-    shared = SharedWork(
-        observation=(str(place), env.device, attack.reads, str(left)),
-        seed=cell.train.seed,
-        stream=stream,
-    )
+    observation = (str(place), env.device, attack.reads, str(left))
+    shared = SharedWork(observation=observation, seed=cell.train.seed, stream=stream)
     samples, classes = int(seen.known["samples"]), int(seen.network["classes"])
     shape = (len(left), samples, *public[0].shape[1:])
 

@@ -136,9 +136,8 @@ def _fit(public: _Public, samples: int) -> tuple[dict[str, Blind], dict[str, Ten
     rng = numpy_generator(0, "floor", samples)
     labels = torch.from_numpy(_batches_of_labels(public, samples, LABEL_DRAWS, rng))
     number = max(_BATCHES, -(-_SAMPLES // samples))
-    members = [
-        rng.permutation(np.flatnonzero(public.y.numpy() == c)) for c in range(public.classes)
-    ]
+    known = public.y.numpy()
+    members = [rng.permutation(np.flatnonzero(known == c)) for c in range(public.classes)]
     fit, choose = (
         torch.from_numpy(np.array([[rng.choice(half[c]) for c in batch] for batch in some]))
         for half, some in (

@@ -194,18 +194,14 @@ def _compare_draws(
     if std > 0:
         # A sign, or a bit, is drawn relative to that of the value.
         sign = torch.where(centre - (0.5 if mechanism.scores else 0.0) < 0, -1.0, 1.0)
-        some = centre != 0
         views: dict[str, tuple[Tensor, Tensor, Tensor | None, float]] = {
             "noise": (rest, expected, centre, slack),
             "noise along the value": (rest * sign, expected * sign, centre * sign, slack),
         }
         if mechanism.variance == 0:  # what is added whatever the value is no share of it
-            views["share of the value"] = (
-                (sent / centre)[some],
-                (draw / centre)[:, some],
-                None,
-                1e-3,
-            )
+            some = centre != 0
+            whole = centre[some]
+            views["share of the value"] = sent[some] / whole, draw[:, some] / whole, None, 1e-3
         for what, (left, declared, by, rounding) in views.items():
             if by is not None:
                 check_independence(_standardise(left, declared, by), what)

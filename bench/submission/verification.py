@@ -126,11 +126,8 @@ def sample(
     for cell in candidates(opened, only):
         groups.setdefault(cell.key if trainings is None else cell.train_key, []).append(cell)
     drawn = list(groups.values())
-    own = [
-        i
-        for i, (cell, *_) in enumerate(drawn)
-        if made is None or made.kind == "attack" or cell.defense == made.name
-    ]
+    defense = made.name if made is not None and made.kind == "defense" else None
+    own = [i for i, (cell, *_) in enumerate(drawn) if defense in (None, cell.defense)]
     if not own:
         what = "these results" if made is None else f"the submission of '{made.name}'"
         raise UserError(f"{what} holds no such cell to rerun, so nothing of it can be verified.")

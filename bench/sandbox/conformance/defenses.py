@@ -82,10 +82,8 @@ def defense_cases(build: Rebuild, settings: Mapping[str, Any], *, fast: bool) ->
 
 def first_rounds(rounds: Rounds) -> list[Case]:
     """A case for every protocol; state, arguments and generators are watched."""
-    return [
-        (f"runs under {ground.name}", partial(check_run, rounds, ground))
-        for ground in grounds(fitting(rounds.defense))
-    ]
+    fit = grounds(fitting(rounds.defense))
+    return [(f"runs under {ground.name}", partial(check_run, rounds, ground)) for ground in fit]
 
 
 def check_run(rounds: Rounds, ground: Ground) -> str:
