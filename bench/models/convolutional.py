@@ -31,7 +31,6 @@ def lenet(*, shape: Shape, classes: int) -> Stages:
         block2=block(12, 2),
         block3=block(12, 1),
         flatten=nn.Flatten(),
-        head=nn.Identity(),
     )
 
 
@@ -50,7 +49,6 @@ def cnn_selective_shield(*, shape: Shape, classes: int, width: int = 32) -> Stag
         block2=_halving_block(width, 2 * width, norm=StaticBatchNorm(2 * width)),
         flatten=nn.Flatten(),
         hidden=chain(linear=nn.Linear(flat, 8 * width), relu=nn.ReLU()),
-        head=nn.Identity(),
     )
 
 
@@ -68,7 +66,6 @@ def cnn_spm(*, shape: Shape, classes: int) -> Stages:
         flatten=nn.Flatten(),
         hidden1=chain(linear=nn.Linear(width, 384), relu=nn.ReLU()),
         hidden2=chain(linear=nn.Linear(384, 192), relu=nn.ReLU()),
-        head=nn.Identity(),
     )
 
 
@@ -97,7 +94,7 @@ def vgg16(*, shape: Shape, classes: int, width: int = 64) -> Stages:
         if i < 5 or not (shape[1] % 32 or shape[2] % 32):
             layers["pool"] = nn.MaxPool2d(2)
         stages[f"block{i}"] = nn.Sequential(layers)
-    return stages | OrderedDict(flatten=nn.Flatten(), head=nn.Identity())
+    return stages | OrderedDict(flatten=nn.Flatten())
 
 
 class BasicBlock(nn.Module):
@@ -148,5 +145,4 @@ def resnet18(*, shape: Shape, classes: int, width: int = 64) -> Stages:
         layer3=stage(2 * width, 4 * width, 2),
         layer4=stage(4 * width, 8 * width, 2),
         pool=chain(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()),
-        head=nn.Identity(),
     )

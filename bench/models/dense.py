@@ -12,7 +12,7 @@ from bench.models.network import Shape, Stages, chain
 
 def logistic(*, shape: Shape, classes: int) -> Stages:
     """Softmax regression on the flattened sample."""
-    return OrderedDict(flatten=nn.Flatten(), head=nn.Identity())
+    return OrderedDict(flatten=nn.Flatten())
 
 
 def _perceptron(shape: Shape, widths: tuple[int, ...]) -> Stages:
@@ -21,7 +21,6 @@ def _perceptron(shape: Shape, widths: tuple[int, ...]) -> Stages:
     for i, width in enumerate(widths, start=1):
         stages[f"hidden{i}"] = chain(linear=nn.Linear(before, width), relu=nn.ReLU())
         before = width
-    stages["head"] = nn.Identity()
     return stages
 
 

@@ -317,7 +317,7 @@ class ChainNetwork(Network):
     """A network of stages that follow each other, with a linear layer after them.
 
     Args:
-        build: Makes the stages; the last one only names the head.
+        build: Makes the stages before the head, which is the linear layer.
         initial: How kinds of modules begin where that is not PyTorch's default,
             U(-1/sqrt(fan_in), 1/sqrt(fan_in)), or, of a normalisation, weight 1 and bias 0.
     """
@@ -334,9 +334,9 @@ class ChainNetwork(Network):
     ) -> None:
         self._initial: Initial = {**_INITIAL, **(initial or {})}
         with torch.device("meta"):
-            chained = nn.Sequential(build())
-            width = chained[:-1](torch.empty(2, *shape)).shape[-1]
-            chained[-1] = nn.Linear(width, classes)
+            stages = build()
+            width = nn.Sequential(stages)(torch.empty(2, *shape)).shape[-1]
+            chained = nn.Sequential(stages | OrderedDict(head=nn.Linear(width, classes)))
         self._chained = chained
         super().__init__(
             name=name,

@@ -114,7 +114,7 @@ def vit_tiny(
 
 
 def _vit(model: str, shape: Shape, *, dim: int, depth: int, heads: int, patch: int) -> Stages:
-    """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, pool and head."""
+    """The stages embed (tokens [B, N, dim] of N patches), block1 and so on, and pool."""
     positive(model, dim=dim, depth=depth, heads=heads, patch=patch)
     channels, height, width = image_sides(model, shape)
     if height % patch or width % patch:
@@ -144,7 +144,6 @@ def encoder(model: str, embed: nn.Module, *, dim: int, depth: int, heads: int) -
     for i in range(1, depth + 1):
         stages[f"block{i}"] = _twice_differentiable(Block(dim, heads, qkv_bias=True))
     stages["pool"] = chain(norm=nn.LayerNorm(dim, eps=1e-6), mean=MeanToken())
-    stages["head"] = nn.Identity()
     return stages
 
 
@@ -193,7 +192,6 @@ def pit_tiny(*, shape: Shape, classes: int, patch: int = 4, stride: int | None =
         stages[f"stage{i}"] = nn.Sequential(inside)
         grid = grid if i == 1 else (-(-grid[0] // 2), -(-grid[1] // 2))
     stages["pool"] = chain(first=FirstToken(), norm=nn.LayerNorm(width, eps=1e-6))
-    stages["head"] = nn.Identity()
     return stages
 
 
