@@ -37,7 +37,7 @@ def model_cases(
     Raises:
         UserError: For an unknown data set.
     """
-    network, refusals = None, list[Case]()
+    refusals = list[Case]()
     for place in DATASETS if dataset is None else (dataset,):
         loaded = data.load_dataset(place, seed=0)
         case = f"it takes samples of {place} {list(loaded.shape)}"
@@ -45,11 +45,10 @@ def model_cases(
             network = models.build(
                 name, shape=loaded.shape, classes=loaded.classes, settings=settings
             )
+            break
         except UserError as error:
             refusals.append((case, partial(require, False, str(error))))
-            continue
-        break
-    if network is None:
+    else:
         yield from refusals
         return
     assert isinstance(network, ModuleNetwork)
