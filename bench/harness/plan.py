@@ -57,7 +57,7 @@ class Plan:
         )
 
 
-ONLY: Mapping[str, Callable[[Suite], Iterable[Any]]] = {
+FILTERS: Mapping[str, Callable[[Suite], Iterable[Any]]] = {
     "dataset": lambda suite: (t.dataset for t in suite.tasks),
     "model": lambda suite: (t.model for t in suite.tasks),
     "protocol": lambda suite: (suite.protocol_of(t).name for t in suite.tasks),
@@ -81,7 +81,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
 
     Args:
         suite: The suite.
-        only: Key of ONLY -> value, or several with commas between them; a task is its place
+        only: Key of FILTERS -> value, or several with commas between them; a task is its place
             in the file, from 0.
 
     Raises:
@@ -89,15 +89,15 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """
     only = {k: as_text(v) for k, v in (only or {}).items()}
     for key in only:
-        if key not in ONLY:
-            raise UserError(did_you_mean("--only key", key, list(ONLY)))
+        if key not in FILTERS:
+            raise UserError(did_you_mean("--only key", key, list(FILTERS)))
 
     parts = {k: [part.strip() for part in v.split(",")] for k, v in only.items()}
     for key, values in parts.items():
         check_once(f"--only {key}", values)
     choices = {k: {v, *parts[k]} for k, v in only.items()}
     for key, value in only.items():
-        known = list(dict.fromkeys(map(str, ONLY[key](suite))))
+        known = list(dict.fromkeys(map(str, FILTERS[key](suite))))
         for part in [] if value in known else parts[key]:
             if part not in known:
                 raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
