@@ -150,9 +150,8 @@ class Store:
         """Kind and key of every record."""
         kinds: tuple[Kind, ...] = ("train", "attack")
         places = ((k, self.folder / "records" / k) for k in kinds)
-        return {(k, p.stem) for k, folder in places for p in folder.glob("*.json")} or {
-            *self._archived
-        }
+        own = {(k, p.stem) for k, folder in places for p in folder.glob("*.json")}
+        return own or set(self._archived)
 
     def keys(self, kind: Kind) -> list[str]:
         """Return the keys of all records of a kind."""
