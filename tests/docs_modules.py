@@ -7,8 +7,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 
+import canaries
 import formulas
 import hooks
 import printed
 
-__all__ = ["formulas", "hooks", "printed"]
+__all__ = ["canaries", "formulas", "hooks", "printed"]

@@ -17,16 +17,19 @@ from bench.contract.compose import Composed
 from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.errors import UserError
+from bench.harness.environment import Environment
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account, sampled_gaussian_epsilon
 from bench.protocols.federation import Federation
-from bench.protocols.settings import ProtocolSettings
+from bench.protocols.settings import ProtocolSettings, TaskSettings
+from bench.records import TrainJob
 from defenses.aggregator import AGGREGATOR
 from defenses.dp_fedavg import CentralDPFedAvg
 from defenses.dp_ftrl import DPFTRL, TreeAggregator
 from defenses.noise import GaussianUpdate
 from defenses.none import NoDefense
 from tests.conftest import federation_of, network_for, seen_under
+from tests.docs_modules import canaries
 from tests.uploads import play
 
 
@@ -206,3 +209,32 @@ def test_central_noise_seals_uploads_so_that_nothing_comes_after() -> None:
     central = CentralDPFedAvg(noise_multiplier=2.0, clip_norm=0.1, expected=4)
     with pytest.raises(UserError, match="sealed every upload"):
         Composed({"central": central, "noise": GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)})
+
+
+# --- canaries ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "mu"),
+    [
+        ("dp_fedavg_central", {}, math.sqrt(6) / 4),  # in all of six rounds
+        # Three passes of two rounds with noise A and B - A: the first tells 2 nodes, the second 1.
+        ("dp_ftrl", {"period": 2}, (math.sqrt(6) + math.sqrt(3)) / 2 / 4),
+    ],
+)
+def test_canaries_find_what_the_noise_lets_them(name: str, own: dict[str, Any], mu: float) -> None:
+    job = TrainJob(
+        task=TaskSettings(dataset="digits", model="logistic"),
+        protocol=ProtocolSettings(clients=4, rounds=6, local_steps=1, batch=4, partition="iid"),
+        defense=name,
+        settings={"noise_multiplier": 4.0, "clip_norm": 0.1, "expected": 200, **own},
+        threats=(),
+        checkpoints=(),
+        delta=1e-5,
+        seed=0,
+    )
+    env = Environment()
+    found = canaries.measure(canaries.start(job, 400, env), job, 400)
+    assert found.mu == pytest.approx(mu, abs=0.21)  # three standard errors
+    assert found.bound <= found.estimate + 0.5
+    assert found.bound <= found.proven
