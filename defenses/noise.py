@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from bench.api import (
     Message,
     Strength,
 )
+from bench.privacy.gaussian import classic_gaussian_std
 from bench.privacy.ledger import gaussian_epsilon
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, clip, gaussian_like, laplace_like, replace_values
@@ -139,3 +140,40 @@ class LaplaceUpdate(_ClippedNoise):
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"noise_scale": self.level, "noise_std": self.level * 2**0.5}
+
+
+@dataclass(kw_only=True, eq=False)
+class LocalDP(GaussianUpdate):
+    """Flower's LocalDpMod: noise for an epsilon at a sensitivity that its user gives.
+
+    A clipped update moves by up to 2 clip_norm, whatever sensitivity is given, which the proof goes
+    by.
+
+    Args:
+        clip_norm: L2 norm of one client's update, > 0.
+        sensitivity: What the noise is made for, > 0.
+        epsilon: Of one upload as claimed, > 0.
+        delta: Likewise, in (0, 1).
+
+    Source: `LocalDpMod` of Flower, whose noise has the std of Dwork, Roth 2014, Theorem 3.22.
+    """
+
+    source = "Flower, LocalDpMod; Dwork, Roth 2014, Theorem 3.22"
+    strength = Strength(setting="epsilon", weak=1e9, strong=1e-3)
+    zero_strength = MappingProxyType({"sensitivity": 1e-300, "clip_norm": 1e9})
+
+    noise_multiplier: float = field(init=False, default=0.0)
+    sensitivity: Annotated[float, Limits("L2 norm that one client moves", above=0)]
+    epsilon: Annotated[float, Limits("of one upload", above=0)]
+    delta: Annotated[float, Limits("of one upload", above=0, below=1)] = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        level = classic_gaussian_std(
+            sensitivity=self.sensitivity, epsilon=self.epsilon, delta=self.delta
+        )
+        self.noise_multiplier = level / self.clip_norm
+
+    def claim(self, facts: Facts) -> tuple[float, float, str]:
+        """As configured, for one upload, however many there are."""
+        return self.epsilon, self.delta, "client"

@@ -17,6 +17,7 @@ SMASHED: dict[str, Any] = {"clip": 1.0, "smashed_std": 0.0, "label_std": 0.0}
 GIVEN: dict[str, dict[str, Any]] = {
     "gaussian": NOISE,
     "laplace": NOISE,
+    "local_dp": {"clip_norm": 1.0, "sensitivity": 1.0, "epsilon": 1.0},
     "dp_sgd": NOISE,
     "dp_fedavg": NOISE,
     "dp_fedavg_central": {**NOISE, "expected": 4},
@@ -37,6 +38,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gaussian", {"noise_multiplier": math.nan}, "noise_multiplier must be >= 0 .* got nan"),
     ("laplace", {"clip_norm": 0.0}, r"clip_norm must be > 0 and finite \(L1 norm"),
     ("laplace", {"noise_multiplier": math.nan}, "noise_multiplier must be >= 0 .* got nan"),
+    ("local_dp", {"sensitivity": 0.0}, r"sensitivity must be > 0"),
+    ("local_dp", {"delta": 1.0}, r"delta must lie in \(0, 1"),
     ("dp_sgd", {"noise_multiplier": -1.0}, r"noise_multiplier must be >= 0 .* got -1\.0"),
     ("dp_sgd", {"clip_norm": 0.0}, r"clip_norm must be > 0 .* got 0\.0"),
     ("dp_fedavg", {"shared_by": 0}, r"shared_by must be >= 1 \(clients of a round\), got 0"),

@@ -18,6 +18,7 @@ DP_SPLIT = {"clip": 4.0, "low": -2.0, "smashed_std": 0.1, "label_std": 0.1}
 DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "gaussian": CLIPPED_STD,
     "laplace": {"noise_multiplier": 0.0002, "clip_norm": 100.0},
+    "local_dp": {"clip_norm": 5.0, "sensitivity": 0.1, "epsilon": 5.0},
     "spm": {"epsilon": 3.9, "variant": "unbiased"},
     "duchi": {"epsilon": 3.9, "bound": 0.1, "target": "weights"},
     "pm_piecewise": {"epsilon": 3.9, "bound": 1.0, "target": "weights"},

@@ -26,7 +26,7 @@ from bench.records import TrainJob
 from defenses.aggregator import AGGREGATOR
 from defenses.dp_fedavg import CentralDPFedAvg
 from defenses.dp_ftrl import DPFTRL, TreeAggregator
-from defenses.noise import GaussianUpdate
+from defenses.noise import GaussianUpdate, LocalDP
 from defenses.none import NoDefense
 from tests.conftest import federation_of, network_for, seen_under
 from tests.docs_modules import canaries
@@ -174,6 +174,16 @@ def test_an_adaptive_clip_costs_the_sum_a_little_noise_and_proves_the_same() -> 
     assert all(isinstance(e, Gaussian) for e in events)
     ratios = [e.sensitivity / e.std for e in events if isinstance(e, Gaussian)]
     assert ratios == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize(("sensitivity", "proven"), [(1e-4, 8.5e8), (1.0, 25.4), (2.0, 10.4)])
+def test_local_dp_proves_what_its_noise_does(sensitivity: float, proven: float) -> None:
+    """At Flower's example, of which the noise is 4.845e-5."""
+    defense = LocalDP(clip_norm=1.0, sensitivity=sensitivity, epsilon=10.0)
+    assert defense.level == pytest.approx(0.4845 * sensitivity, rel=1e-3)
+    entry = account(defense, Facts(parameters=10, rounds=1))
+    assert (entry.eps_claimed, entry.unit) == (10.0, "client")
+    assert entry.eps_record == pytest.approx(proven, rel=0.01)
 
 
 # --- the server's own step --------------------------------------------------------------------
