@@ -14,7 +14,6 @@ together as well (`match_together`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -23,7 +22,7 @@ from torch import Tensor
 from attacks.engine.encoding import Encoding
 from attacks.engine.evidence import Evidence, keeping, releases_of
 from attacks.engine.matching import Matcher, count_own_values, set_own_values
-from attacks.engine.optimisers import Evaluate, Phase, column, minimise, minimise_in_chunks
+from attacks.engine.optimisers import Phase, column, minimise, minimise_in_chunks
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Candidate, Uploads, prior
 
@@ -106,7 +105,7 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
         victims = who.repeat(len(starts))
         releases = 1.0 if level == levels[-1] or not joint.evidence.costly else _FEW
         new, loss, spent = minimise_in_chunks(
-            partial(_objective, joint, victims, labels[victims], releases),
+            joint.evaluator(victims, labels[victims], releases=releases),
             torch.cat([s[who] for s in starts]),
             numbers_each=joint.working_numbers,
             evaluations=max(1, evaluations // len(levels)),
@@ -134,12 +133,6 @@ def match_with_own(matcher: Matcher, solution: Solution, *, evaluations: int, hi
     set_own_values(uploads, vectors[:, encoding.pixels :])
     made = encoding.images(vectors, labels).to(solution.images)
     solution.images = torch.where(column(solution.failed, made), solution.images, made)
-
-
-def _objective(
-    joint: Matcher, victims: Tensor, labels: Tensor, releases: float, part: slice
-) -> Evaluate:
-    return joint.evaluator(victims[part], labels[part], releases=releases)
 
 
 def _weighing(evidence: Evidence) -> list[Uploads]:

@@ -281,10 +281,7 @@ def suit(matcher: Matcher, images: Tensor, labels: Tensor) -> None:
             return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
 
     units, _, _ = minimise_in_chunks(
-        lambda part: lambda z, problems: evaluate(z, problems + (part.start or 0)),
-        start,
-        numbers_each=matcher.working_numbers,
-        evaluations=_SUITING,
+        evaluate, start, numbers_each=matcher.working_numbers, evaluations=_SUITING
     )
     set_own_values(uploads, units)
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bench.toolkit.memory import in_pieces, usable_bytes
+from bench.toolkit.memory import halving, usable_bytes
 
 _CURVATURE = 1e-8
 """Least curvature of a pair that is kept, in units of its lengths."""
@@ -541,12 +541,18 @@ def in_chunks(
     limit = usable_bytes(device)
     if device.type == "cuda":
         limit = int(limit * _GPU_SHARE)
-    size = max(1, min(count, limit // max(1, bytes_each)))
-    in_pieces(work, count, at_once=size, device=device)
+    size, at = max(1, min(count, limit // max(1, bytes_each))), 0
+    while at < count:
+
+        def piece(size: int, first: int = at) -> None:
+            work(slice(first, first + size))
+
+        _, size = halving(piece, at_once=min(size, count - at), device=device)
+        at += size
 
 
 def minimise_in_chunks(
-    evaluate: Callable[[slice], Evaluate],
+    evaluate: Evaluate,
     start: Tensor,
     *,
     numbers_each: int,
@@ -557,7 +563,7 @@ def minimise_in_chunks(
     """Minimise functions of which no minimum is known, in chunks that fit the memory, from [P, N].
 
     Args:
-        evaluate: Of the problems in a slice, which are counted from 0 again.
+        evaluate: Of all problems, whichever of them are in a chunk.
         start: In the precision to compute in.
         numbers_each: Held for one evaluation of one problem.
         evaluations: Of one problem.
@@ -570,9 +576,14 @@ def minimise_in_chunks(
     points, losses, spent = torch.empty_like(start), start.new_empty(len(start)), [0]
 
     def work(part: slice) -> None:
-        stop = start.new_full((len(start[part]),), -torch.inf)
+        first = part.start
+        phase = Phase(
+            evaluate=lambda z, problems: evaluate(z, problems + first),
+            stop=start.new_full((len(start[part]),), -torch.inf),
+            dtype=start.dtype,
+        )
         minimum = minimise(
-            [Phase(evaluate=evaluate(part), stop=stop, dtype=start.dtype)],
+            [phase],
             start[part],
             max_evaluations=evaluations,
             history=history,

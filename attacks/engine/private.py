@@ -30,7 +30,7 @@ from attacks.engine.observation import (
     split_view,
     withheld,
 )
-from attacks.engine.optimisers import Evaluate, minimise_in_chunks
+from attacks.engine.optimisers import minimise_in_chunks
 from bench.api import Context, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
@@ -310,25 +310,20 @@ class Drift:
             )
         return start, losses
 
-    def _evaluate(self, one: Surrogate, std: float, part: slice) -> Evaluate:
-        values, present = self.view.values[part], self.view.present[part]
-
-        def evaluate(z: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                z = z.detach().requires_grad_()
-                rows = torch.arange(len(self.view.values), device=z.device)[part][problems]
-                images, stages = self._decode(z, one, rows)
-                rest = self._cut(stages, images) - values[problems]
-                rest = torch.where(present[problems], rest, 0.0)
-                loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
-                loss = loss + z.square().sum(dim=1) / 2
-                if self.encoding.image:
-                    outside = (images - images.clamp(0, 1)).flatten(1).square().sum(dim=1)
-                    loss = loss + outside / (2 * _OUTSIDE**2)
-                gradient = torch.autograd.grad(loss.sum(), z)[0]
-            return loss.detach(), gradient
-
-        return evaluate
+    def _evaluate(
+        self, one: Surrogate, std: float, z: Tensor, victims: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            images, stages = self._decode(z, one, victims)
+            rest = self._cut(stages, images) - self.view.values[victims]
+            rest = torch.where(self.view.present[victims], rest, 0.0)
+            loss = rest.flatten(1).square().sum(dim=1) / (2 * std**2)
+            loss = loss + z.square().sum(dim=1) / 2
+            if self.encoding.image:
+                outside = (images - images.clamp(0, 1)).flatten(1).square().sum(dim=1)
+                loss = loss + outside / (2 * _OUTSIDE**2)
+            return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
 
     def _decode(
         self, z: Tensor, one: Surrogate, rows: Tensor | slice

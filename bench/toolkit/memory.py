@@ -78,27 +78,6 @@ def halving(
             torch.cuda.empty_cache()
 
 
-def in_pieces(
-    work: Callable[[slice], None], count: int, *, at_once: int, device: torch.device
-) -> None:
-    """Call work(slice) over range(count) piece by piece; see `halving` for what runs out of memory.
-
-    Args:
-        work: Takes a slice of the items.
-        count: Number of items.
-        at_once: Items of a piece; fewer from where that many ran out of memory.
-        device: Where it computes.
-    """
-    at = 0
-    while at < count:
-
-        def piece(size: int, first: int = at) -> None:
-            work(slice(first, first + size))
-
-        _, at_once = halving(piece, at_once=min(at_once, count - at), device=device)
-        at += at_once
-
-
 def to_device(value: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device.
 
