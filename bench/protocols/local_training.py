@@ -24,6 +24,8 @@ from bench.toolkit.memory import halving, to_device
 _INSPECTED = 64
 """Samples of a client that `Defense.inspect` sees at a time: per-sample gradients take memory."""
 Mode = Literal["train", "eval"]
+Group = tuple[int, str | None]
+"""Batch size and cut of clients that take a step as one batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Step:
 
     Attributes:
         joined: The clients of the round, J of them.
-        groups: Rows of `joined` by (batch size, cut).
+        groups: Rows of `joined` by what they have in common.
         used: Indices of each client's last batch.
         now: Variables [J, ...] by name, changed in place.
         grad_sum: The summed directions in which they moved [J, ...] by name, changed in place.
@@ -80,7 +82,7 @@ class Step:
 
     number: int
     joined: Sequence[Client]
-    groups: Mapping[tuple[int, str | None], list[int]]
+    groups: Mapping[Group, list[int]]
     used: Sequence[Tensor]
     now: Mapping[str, Tensor]
     grad_sum: Mapping[str, Tensor]
@@ -228,7 +230,7 @@ class LocalTraining:
         for client in joined:
             client.loss = self.loss(work.mode)
         for number in range(max(len(u) for u in used)):
-            groups: dict[tuple[int, str | None], list[int]] = {}
+            groups: dict[Group, list[int]] = {}
             for i, client in enumerate(joined):
                 if number < len(used[i]):
                     groups.setdefault((len(used[i][number]), client.cut), []).append(i)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from bench.contract.messages import SERVER, Message, Part, State, detached
 from bench.errors import UserError
 from bench.models import Network
 from bench.protocols.federation import Federation, names_in
-from bench.protocols.local_training import LocalWork, Step
+from bench.protocols.local_training import Group, LocalWork, Step
 from bench.protocols.wire import FEATURES, SMASHED_GRADIENT
 from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
@@ -96,13 +96,6 @@ class Split:
         """The stage after a cut."""
         stages = self.network.stages
         return stages[stages.index(cut) + 1]
-
-
-class _Sent(NamedTuple):
-    """A client's smashed data before it was sent: the activations, and the part in their graph."""
-
-    q: Tensor
-    part: Part
 
 
 @dataclass(kw_only=True)
@@ -180,22 +173,21 @@ class SplitFederation(Federation):
         self._coordinate("step", step.wire, clients, {}, step.number)
         if step.wire.keeps:
             self.server_log.append(detached(self.server))
-        sent: dict[str, _Sent] = {}
-        samples: dict[str, tuple[Tensor, Tensor]] = {}
+        sent: dict[str, tuple[Tensor, Part]] = {}  # activations, and what was sent of them
         draws = {key: self._draws(step, members) for key, members in step.groups.items()}
+        samples = {key: self._samples(step, members) for key, members in step.groups.items()}
         for key, members in step.groups.items():
-            x, y = self._samples(step, members)
+            x, y = samples[key]
             q = self._bottom(step, members, draws[key], x)
             for row, i in enumerate(members):
-                samples[step.joined[i].id] = x[row], y[row]
-                sent[step.joined[i].id] = self._send(step, step.joined[i], q[row], y[row])
+                own = q[row].requires_grad_()
+                sent[step.joined[i].id] = own, self._send(step, step.joined[i], own, y[row])
         features, returned = self._serve(step, draws, {k: y for k, (_, y) in samples.items()})
         for key, members in step.groups.items():
             ids = [step.joined[i].id for i in members]
-            by_q = torch.stack([_pull_back(sent[c], returned[c]) for c in ids])
-            x, y = (torch.stack([samples[c][k] for c in ids]) for k in (0, 1))
+            by_q = torch.stack([_pull_back(*sent[c], returned[c]) for c in ids])
             f = torch.stack([features[c] for c in ids]) if features else None
-            self._step_back(step, members, draws[key], x, y, by_q, f)
+            self._step_back(step, members, draws[key], *samples[key], by_q, f)
 
     def _bottom(self, step: Step, members: Sequence[int], draw: State, x: Tensor) -> Tensor:
         """Activations [M, B, ...] of the clients' batches."""
@@ -209,14 +201,13 @@ class SplitFederation(Federation):
             variables = step.variables(members)
             return self._for_each(run, len(members))(variables, x, draw)
 
-    def _send(self, step: Step, client: Client, q: Tensor, y: Tensor) -> _Sent:
-        q = q.requires_grad_()
+    def _send(self, step: Step, client: Client, q: Tensor, y: Tensor) -> Part:
         part = self.defense.smashed(q, client)
         messages = [self._message(SMASHED, client.id, SERVER, step, part)]
         if self.split.labels == "shared":
             messages.append(self._message(LABELS, client.id, SERVER, step, Part(values=y)))
         step.wire.send(messages)
-        return _Sent(q, part)
+        return part
 
     def _message(self, kind: str, sender: str, receiver: str, step: Step, part: Part) -> Message:
         return Message(
@@ -230,7 +221,7 @@ class SplitFederation(Federation):
 
     # --- the server -----------------------------------------------------------------------------
     def _serve(
-        self, step: Step, draws: Mapping[tuple[int, str | None], State], targets: State
+        self, step: Step, draws: Mapping[Group, State], targets: Mapping[Group, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Run the batches, move the server's variables, send gradients by smashed data.
 
@@ -313,10 +304,10 @@ class SplitFederation(Federation):
     def _ask_heads(
         self,
         step: Step,
-        draws: Mapping[tuple[int, str | None], State],
+        draws: Mapping[Group, State],
         mixtures: Sequence[Mixture],
         outputs: Sequence[Tensor],
-        targets: State,
+        targets: Mapping[Group, Tensor],
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Send features to the clients' heads and get their losses' gradients back.
 
@@ -334,14 +325,13 @@ class SplitFederation(Federation):
         for key, members in step.groups.items():
             ids = [step.joined[i].id for i in members]
             f = torch.stack([features[c] for c in ids])
-            y = torch.stack([targets[c] for c in ids])
 
             def loss(f: Tensor, variables: State, y: Tensor, draw: State) -> Tensor:
                 weights = self.defense.realize(variables, self.const, draw)
                 logits = self._part(weights, f, step, first=self.network.stages[-1])
                 return soft_cross_entropy(logits, y)
 
-            slopes = vmap(grad(loss))(f, step.variables(members), y, draws[key])
+            slopes = vmap(grad(loss))(f, step.variables(members), targets[key], draws[key])
             for client, slope in zip(ids, slopes, strict=True):
                 part = Part(values=self.defense.features_grad(slope, by_client[client]))
                 step.wire.send([self._message(FEATURES_GRADIENT, client, SERVER, step, part)])
@@ -356,21 +346,10 @@ class SplitFederation(Federation):
 
     # --- the clients' gradients -----------------------------------------------------------------
     def _step_back(
-        self,
-        step: Step,
-        members: list[int],
-        draw: State,
-        x: Tensor,
-        y: Tensor,
-        by_q: Tensor,
-        features: Tensor | None,
+        self, step: Step, members: list[int], draw: State, *stacks: Tensor | None
     ) -> None:
-        """Move the clients' variables.
-
-        Args:
-            by_q: The losses' gradients by the activations.
-            features: Of the clients' heads (private labels).
-        """
+        """Move the clients' variables, given samples, targets, the losses' gradients by the
+        activations, and (private labels) the features of the clients' heads, None without."""
         cut = str(step.joined[members[0]].cut)
 
         def gradient(
@@ -387,10 +366,8 @@ class SplitFederation(Federation):
             return self.defense.gradient(loss, variables, seen, (g * len(g), y), draw)  # type: ignore[arg-type]
 
         held = self.names_held(step.joined[members[0]])
-        grads = self._for_each(gradient, len(members))(
-            step.variables(members, held), x, y, by_q, features, draw
-        )
-        self._descend(step, members, grads)
+        each = self._for_each(gradient, len(members))
+        self._descend(step, members, each(step.variables(members, held), *stacks, draw))
 
 
 def _leaf(part: Part) -> Part:
@@ -398,11 +375,9 @@ def _leaf(part: Part) -> Part:
     return replace(part, values=part.values.clone().requires_grad_())
 
 
-def _pull_back(sent: _Sent, slope: Tensor) -> Tensor:
-    """Return the loss's gradient by the activations, from the gradient by the sent values."""
-    if sent.part.values is sent.q:
-        return slope
-    return torch.autograd.grad(sent.part.values, sent.q, slope)[0]
+def _pull_back(q: Tensor, sent: Part, slope: Tensor) -> Tensor:
+    """Return the loss's gradient by the activations q, from the gradient by the sent values."""
+    return slope if sent.values is q else torch.autograd.grad(sent.values, q, slope)[0]
 
 
 def _loss_slope(logits: Tensor, targets: Tensor | None) -> Tensor:
