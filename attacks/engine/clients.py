@@ -411,6 +411,13 @@ class Clients:
         """The network's weights without the defense's randomness."""
         return self.defense.mean_realize(self.start, self.training.const)
 
+    def smash(self, view: SplitView, x: Tensor) -> Tensor:
+        """Activations before noise [P, B, ...] of the first step's samples of candidates x
+        [P, K, *shape], under these weights."""
+        first = x[:, : self.training.batch]
+        cut = view.make(self.network, self.weights, first.flatten(0, 1))
+        return cut.unflatten(0, first.shape[:2])
+
     def draw_weights(self, count: int) -> list[State]:
         """Network weights of `count` draws of the defense's randomness, always the same ones;
         empty where it draws nothing for its weights."""

@@ -24,7 +24,7 @@ from attacks.engine.observation import SplitView
 from attacks.engine.optimisers import in_chunks
 from attacks.engine.restarts import Solution
 from attacks.engine.terms import Uploads
-from bench.api import Context, GaussianNoise, LaplaceNoise, Mechanism, SmashedNoise
+from bench.api import Context, GaussianNoise, LaplaceNoise, Mechanism, Prepared, SmashedNoise
 from bench.toolkit.images import WINDOW, most_similar
 
 _DIRECTIONS, _DRAWS = 256, 256
@@ -183,8 +183,17 @@ def _is_located(law: Mechanism | None) -> bool:
     return isinstance(law, GaussianNoise | SmashedNoise | LaplaceNoise)
 
 
-def _information(law: Mechanism) -> float:
-    return (2.0 if isinstance(law, LaplaceNoise) else 1.0) / law.variance
+def _noised(
+    law: Mechanism, prepared: Prepared, factor: Tensor, send: Callable[..., Tensor]
+) -> NoisyMessages:
+    """Messages under a law, of which every number counts by a factor [V, M]."""
+
+    def misfit(sent: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+        loss, slope = prepared[victims].misfit(sent)
+        return loss * factor[victims], slope * factor[victims]
+
+    information = (2.0 if isinstance(law, LaplaceNoise) else 1.0) / law.variance
+    return NoisyMessages(send=send, misfit=misfit, information=factor * information)
 
 
 def _noisy_upload(uploads: Uploads) -> NoisyMessages:
@@ -194,30 +203,17 @@ def _noisy_upload(uploads: Uploads) -> NoisyMessages:
     for one in (uploads.mask(everyone), uploads.sureness(everyone)):
         factor = factor if one is None else factor * one
     prepared = uploads.prepare(uploads.values, uploads.names)
-
-    def misfit(sent: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        loss, slope = prepared[victims].misfit(sent)
-        return loss * factor[victims], slope * factor[victims]
-
-    information = factor * _information(uploads.law)
-    return NoisyMessages(send=uploads.vector, misfit=misfit, information=information)
+    return _noised(uploads.law, prepared, factor, uploads.vector)
 
 
 def _noisy_smashed(evidence: Evidence, view: SplitView) -> NoisyMessages:
-    clients, noise = evidence.clients, view.noises[0]
-    present = view.present.flatten(1).to(view.values)
+    noise, present = view.noises[0], view.present.flatten(1).to(view.values)
     prepared = noise.prepared(view.values.flatten(1), noise.softness(0.0))
 
     def send(x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
-        first = x[:, : clients.training.batch]
-        cut = view.make(clients.network, clients.weights, first.flatten(0, 1))
-        return cut.reshape(len(x), -1)
+        return evidence.clients.smash(view, x).flatten(1)
 
-    def misfit(sent: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        loss, slope = prepared[victims].misfit(sent)
-        return loss * present[victims], slope * present[victims]
-
-    return NoisyMessages(send=send, misfit=misfit, information=present * _information(noise))
+    return _noised(noise, prepared, present, send)
 
 
 def answer_by_posterior(matcher: Matcher, solution: Solution, ctx: Context) -> None:

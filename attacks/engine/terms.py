@@ -368,9 +368,7 @@ def build_smashed_term(clients: Clients, view: SplitView, law: Law) -> Term:
     """The first step's smashed data, as P candidates would have made it under the mean weights."""
 
     def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
-        first = candidate.x[:, : clients.training.batch]
-        cut = view.make(clients.network, clients.weights, first.flatten(0, 1))
-        cut = cut.unflatten(0, first.shape[:2])
+        cut = clients.smash(view, candidate.x)
         both = law(victims, heat, cut.detach())
         loss, slope = (torch.where(view.present[victims], t, 0.0) for t in both)
         return Misfit(loss.flatten(1).sum(dim=1), cut, slope)
