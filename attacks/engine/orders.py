@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -216,8 +217,7 @@ def line_up(releases: list[Release], ctx: Context) -> list[Release]:
     return ordered
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComponentEvidence:
+class ComponentEvidence(NamedTuple):
     """The likelihood exp(z' `toward` - z' `precision` z / 2) of the principal components z of each
     sample's image, which have variance 1 a priori, given its activations.
 
@@ -247,16 +247,11 @@ class ComponentEvidence:
         """The samples at int64 [V, K]."""
         rows = places.to(self.toward.device)
         victims = torch.arange(len(rows), device=rows.device)[:, None]
-        return ComponentEvidence(
-            toward=self.toward[victims, rows], precision=self.precision[victims, rows]
-        )
+        return ComponentEvidence(*(t[victims, rows] for t in self))
 
     def plus(self, other: ComponentEvidence, sign: int = 1) -> ComponentEvidence:
         """Both together; sign -1: without the other."""
-        return ComponentEvidence(
-            toward=self.toward + sign * other.toward,
-            precision=self.precision + sign * other.precision,
-        )
+        return ComponentEvidence(*(a + sign * b for a, b in zip(self, other, strict=True)))
 
 
 def _places(last: ComponentEvidence, others: Sequence[ComponentEvidence]) -> list[Tensor]:
