@@ -6,7 +6,7 @@ have it). Each gives one row per client of a group, and the rows add up to one e
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -142,20 +142,10 @@ class Mixer(Party):
         for first in range(0, len(roster), self.group):
             members = roster[first : first + self.group]
             parts = self._parts(members)
-            addressed = [(SERVER, parts)]
-            if self.kind == PATCHES:
-                addressed += [(m, {PATCHES: parts[m]}) for m in members]
-            out += [
-                Message(
-                    kind=self.kind,
-                    sender=MIXER,
-                    receiver=receiver,
-                    round=round,
-                    step=step,
-                    parts=content,
-                )
-                for receiver, content in addressed
-            ]
+            told = Message(kind=self.kind, sender=MIXER, receiver=SERVER, round=round, step=step)
+            out.append(told.with_parts(parts))
+            for member in members if self.kind == PATCHES else ():
+                out.append(replace(told, receiver=member, parts={PATCHES: parts[member]}))
         return out
 
     def _parts(self, members: Sequence[str]) -> dict[str, Part]:
@@ -181,7 +171,8 @@ def mixtures(
     out = []
     for plan in (m for m in heard if m.sender == MIXER and m.kind == kind):
         ratio = {i: float(part.values.double().mean()) for i, part in plan.parts.items()}
-        smashed = [share(_fill_absent(uploads[i]), r) for i, r in ratio.items()]
+        sent = {i: torch.where(uploads[i].presence(), uploads[i].values, 0.0) for i in ratio}
+        smashed = [share(sent[i], r) for i, r in ratio.items()]
         targets = [r * labels[i] for i, r in ratio.items()] if labels else []
         out.append(
             Mixture(
@@ -192,13 +183,6 @@ def mixtures(
             )
         )
     return out
-
-
-def _fill_absent(part: Part) -> Tensor:
-    """A part's values, 0 where nothing was sent."""
-    if part.present is None:
-        return part.values
-    return torch.where(part.present, part.values, 0.0)
 
 
 @dataclass(kw_only=True, eq=False)
