@@ -114,14 +114,8 @@ class DeepLeakage(Attack):
         labels, with their objective and what a reader must know."""
         releases = with_private_parts(link(each, ctx), ctx)
         granted = releases[-1].granted
-        evidence = cache(
-            lambda dtype: Evidence(
-                releases,
-                ctx,
-                dtype=dtype,
-                arranged=not self.counts_labels or granted is not None,
-            )
-        )
+        arranged = not self.counts_labels or granted is not None
+        evidence = cache(lambda dtype: Evidence(releases, ctx, dtype=dtype, arranged=arranged))
         first = evidence(torch.float32)
         noisy, square = first.noisy, first.square
         # float64 goes on where float32 gets no further; noise is not resolved so finely.
@@ -226,12 +220,7 @@ class DeepLeakage(Attack):
         solution.images, solution.labels = images.to(solution.images), labels.to(solution.labels)
         if answer.failed is not None:
             solution.loss = solution.loss.where(answer.failed.to(solution.loss.device), 0.0)
-        go_on(
-            ctx,
-            Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer"),
-            known,
-            solution,
-        )
+        go_on(ctx, matcher, optimiser, known, solution)
         return solution
 
     def _reorder(
@@ -241,11 +230,10 @@ class DeepLeakage(Attack):
         matcher = optimiser.matcher(optimiser.dtypes[0])
         shuffled = any(one.orders is not None for one in releases_of(matcher.evidence))
         optimiser = optimiser.shorten(1 / _SEARCHES)
-        wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
         for _ in range(_SEARCHES if shuffled else 0):
             images = solution.images.nan_to_num(0.5).to(matcher.encoding.dtype)
             solution.evaluations += matcher.reorder(images, solution.labels)
-            go_on(ctx, wave, known, solution)
+            go_on(ctx, matcher, optimiser, known, solution)
 
     def _average_labels(
         self, ctx: Context, optimiser: QuasiNewton, known: Labels, solution: Solution
@@ -296,20 +284,14 @@ class DeepLeakage(Attack):
             return [self._halve(first, optimiser, known) if known.ranking is not None else first]
         if not self.restarts:
             return [first]
-        framed = Wave(
+        framed = replace(
+            first,
             matcher=around_mean.matcher(around_mean.dtypes[0]),
             optimiser=around_mean,
             count=self.restarts,
-            start=self.start,
             above=_TRAPPED * square,
         )
-        further = Wave(
-            matcher=first.matcher,
-            optimiser=optimiser,
-            count=1,
-            start="answer",
-            above=_UNSOLVED * square,
-        )
+        further = replace(first, count=1, start="answer", above=_UNSOLVED * square)
         uploads = matcher.evidence.uploads
         lowest = next(iter(matcher.evidence.clients.start))
         shown = None if uploads is None else uploads.observation.present.get(lowest)

@@ -212,9 +212,12 @@ def solve(
     return solution
 
 
-def go_on(ctx: Context, wave: Wave, known: Labels, solution: Solution) -> None:
+def go_on(
+    ctx: Context, matcher: Matcher, optimiser: Optimiser, known: Labels, solution: Solution
+) -> None:
     """Replace a solution by where it leads once the objective has changed, by a wave of one start
     per victim, at the answer."""
+    wave = Wave(matcher=matcher, optimiser=optimiser, count=1, start="answer")
     reached = (~solution.failed).nonzero().squeeze(1)
     solution.loss = torch.full_like(solution.loss, torch.inf)
     if len(reached):
@@ -223,12 +226,7 @@ def go_on(ctx: Context, wave: Wave, known: Labels, solution: Solution) -> None:
 
 
 def _play(
-    ctx: Context,
-    wave: Wave,
-    known: Labels,
-    stop: Tensor,
-    who: Tensor,
-    solution: Solution,
+    ctx: Context, wave: Wave, known: Labels, stop: Tensor, who: Tensor, solution: Solution
 ) -> None:
     encoding, device = wave.matcher.encoding, who.device
     chosen = who.repeat_interleave(wave.count)
