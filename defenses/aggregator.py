@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -53,29 +53,27 @@ _RATE = 0.2
 """Of the clip's steps. Source: Andrew et al., arXiv:1905.03871, as all of an adaptive clip."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Aggregator(Party):
     """Adds up clipped updates, and tells the server their mean with noise.
 
-    Args:
-        clip_norm: L2 norm that updates are clipped to in the first round.
+    Attributes:
+        clip_norm: L2 norm that updates are clipped to in this round.
         std: Of the sum's noise, in clips.
         count_std: Of the noise on how many updates were within the clip.
         quantile: Share of the updates that the clip is to leave as they are; None: it stays.
         rng: Draws noise.
+        terms: The updates that have come in this round.
+        within: How many of them were within the clip.
     """
 
-    def __init__(
-        self,
-        *,
-        clip_norm: float,
-        std: float,
-        count_std: float,
-        quantile: float | None,
-        rng: torch.Generator,
-    ) -> None:
-        self.clip, self.std, self.count_std = clip_norm, std, count_std
-        self.quantile, self.rng = quantile, rng
-        self.terms, self.within = list[Tensor](), 0.0
+    clip_norm: float
+    std: float
+    count_std: float
+    quantile: float | None
+    rng: torch.Generator
+    terms: list[Tensor] = field(default_factory=list)
+    within: float = 0.0
 
     def noise(self, like: Tensor, round: int) -> Tensor:
         """A round's noise on the sum of the updates, in clips."""
@@ -86,7 +84,7 @@ class Aggregator(Party):
             return []
         self.terms, self.within = [], 0.0
         told = Message(kind=_CLIP, sender=AGGREGATOR, receiver=EVERYONE, round=round)
-        return [told.with_parts({_CLIP: Part(values=torch.tensor(self.clip))})]
+        return [told.with_parts({_CLIP: Part(values=torch.tensor(self.clip_norm))})]
 
     def reply(self, message: Message) -> list[Message]:
         if message.kind == _TERM:
@@ -94,11 +92,11 @@ class Aggregator(Party):
             self.within += float(message.parts[_WITHIN].values)
             return []
         count = len(self.terms)
-        noise = self.noise(self.terms[0], message.round) * self.clip
+        noise = self.noise(self.terms[0], message.round) * self.clip_norm
         mean = (torch.stack(self.terms).sum(dim=0) + noise) / count
         if self.quantile is not None:
             noised = self.within + self.count_std * torch.randn((), generator=self.rng)
-            self.clip *= math.exp(-_RATE * (float(noised) / count - self.quantile))
+            self.clip_norm *= math.exp(-_RATE * (float(noised) / count - self.quantile))
         answer = replace(message, sender=AGGREGATOR, receiver=SERVER)
         return [answer.with_parts({_MEAN: Part(values=mean)})]
 

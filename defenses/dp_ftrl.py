@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,18 +18,18 @@ from defenses.aggregator import AGGREGATOR, Aggregator, CentralNoise
 _ROUNDS = "rounds"
 
 
+@dataclass(kw_only=True, eq=False)
 class TreeAggregator(Aggregator):
     """Gives the sum of a pass's rounds the noise of the nodes of a binary tree that cover them, so
     that a round's sum has what one prefix has more than the one before.
 
-    Args:
+    Attributes:
         period: Rounds of a pass, after which a new tree begins.
-        more: As of `Aggregator`.
+        nodes: The noise of each level's present node.
     """
 
-    def __init__(self, *, period: int, **more: Any) -> None:
-        super().__init__(**more)
-        self.period, self.nodes = period, list[Tensor]()
+    period: int
+    nodes: list[Tensor] = field(default_factory=list)
 
     def noise(self, like: Tensor, round: int) -> Tensor:
         level = closed_levels(round % self.period)
