@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,6 @@ from attacks.engine.counts import (
 from attacks.engine.observation import Release, gradient_estimate, network_weights, observe, parse
 from attacks.engine.weighed import (
     HeadView,
-    Played,
     PublicSamples,
     head_gradients,
     weigh_counts,
@@ -87,12 +85,12 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
         refine=refine,
     )
     head, restored = _undo_clip(head, counting, release)
-    if _head_suffices(release, ctx):
-        played: Played = partial(
-            _compute, samples=samples, counting=counting, release=release, rng=ctx.rng
-        )
-    else:
-        played = partial(_rehearse, release=release, ctx=ctx, counting=counting)
+
+    def played(chosen: Tensor, like: HeadGradient) -> HeadGradient:
+        if _head_suffices(release, ctx):
+            return _compute(chosen, like, samples, counting, release, ctx.rng)
+        return _head_gradient(play_public(chosen, release, ctx), weight, bias)
+
     return HeadView(
         head=head,
         restored=restored,
@@ -179,14 +177,9 @@ def _head_suffices(release: Release, ctx: Context) -> bool:
 
 
 def _compute(
-    chosen: Tensor,
-    like: HeadGradient,
-    *,
-    samples: PublicSamples,
-    counting: Counting,
-    release: Release,
-    rng: torch.Generator,
-) -> HeadGradient:
+    chosen: Tensor, like: HeadGradient, samples: PublicSamples, counting: Counting,
+    release: Release, rng: torch.Generator,
+) -> HeadGradient:  # fmt: skip
     """Head gradients of batches of public samples as `gradient_estimate` would show them under the
     public mechanisms, with the same hidden as of the victims, who take turns."""
     gradient = head_gradients(samples, chosen, counting)
@@ -210,13 +203,6 @@ def _compute(
         weight_seen=like.weight_seen[turn],
         bias_seen=like.bias_seen[turn],
     )
-
-
-def _rehearse(
-    chosen: Tensor, like: HeadGradient, *, release: Release, ctx: Context, counting: Counting
-) -> HeadGradient:
-    """Head gradients of shadow clients with these public samples, through the whole network."""
-    return _head_gradient(play_public(chosen, release, ctx), counting.weight, counting.bias)
 
 
 def play_public(chosen: Tensor, release: Release, ctx: Context) -> Iterator[Release]:
