@@ -10,7 +10,6 @@ from typing import Annotated
 import torch
 
 from bench.api import (
-    UPLOAD_KINDS,
     Client,
     Defense,
     Event,
@@ -21,7 +20,7 @@ from bench.api import (
     Withheld,
 )
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import showing
+from bench.toolkit.vectors import change_uploads, showing
 
 _HEAD = "head"
 """The last stage of every network; always shared."""
@@ -50,16 +49,12 @@ class LGFedAvg(Defense):
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         kept = self.stages_kept(local.broadcast)
         nothing = torch.tensor(False, device=client.y.device)
-        out = []
-        for message in messages:
-            if message.kind in UPLOAD_KINDS:
-                parts = {
-                    n: showing(p, nothing) if _stage(n) in kept else p
-                    for n, p in message.parts.items()
-                }
-                message = message.with_parts(parts)
-            out.append(message)
-        return out
+
+        def hide(upload: Message) -> Message:
+            hidden = {n: showing(p, nothing) for n, p in upload.parts.items() if _stage(n) in kept}
+            return upload.with_parts({**upload.parts, **hidden})
+
+        return change_uploads(messages, None, local, hide)
 
     def stages_kept(self, names: Iterable[str]) -> list[str]:
         """Which stages stay with a client that trains the parameters `names`."""

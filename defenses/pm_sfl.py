@@ -44,11 +44,10 @@ from bench.api import (
     State,
     Submodel,
     Unprotected,
-    as_kind,
 )
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import gaussian_like, showing, uniform_like
+from bench.toolkit.vectors import change_uploads, gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
 Optimizer = Literal["sgd", "adam"]
@@ -174,25 +173,19 @@ class PMSFL(Defense):
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
         """A fresh mask in place of each upload, whatever its kind, and the indicator I_k of what
         is withheld, since its pattern depends on the data (Sec. 4.2)."""
-        out = []
-        for message in messages:
-            if message.kind not in UPLOAD_KINDS:
-                out.append(message)
-                continue
-            plain = as_kind(message, "weights", base=local.broadcast, lr=local.lr)
+
+        def send_masks(plain: Message) -> list[Message]:
             scores = {n: p.values for n, p in plain.parts.items() if n in local.const}
-            personal = self._personal(message.round, local.start, scores, client)
+            personal = self._personal(plain.round, local.start, scores, client)
             parts = dict(plain.parts)
             for name, theta in self._release(scores, client).items():
                 sent = self._send(parts[name], theta, client)
                 parts[name] = showing(sent, ~personal[name]) if name in personal else sent
-            out.append(plain.with_parts(parts))
-            if personal:
-                told = {
-                    PERSONAL + n: Part(values=p.to(scores[n]), bits=1) for n, p in personal.items()
-                }
-                out.append(replace(message, kind=INDICATOR, local_steps=1, parts=told, sealed={}))
-        return out
+            told = {PERSONAL + n: Part(values=p.to(scores[n]), bits=1) for n, p in personal.items()}
+            pattern = replace(plain, kind=INDICATOR, local_steps=1, parts=told, sealed={})
+            return [plain.with_parts(parts), *([pattern] if personal else [])]
+
+        return change_uploads(messages, "weights", local, send_masks)
 
     def _send(self, part: Part, theta: Tensor, client: Client) -> Part:
         """What goes out for the probabilities theta: a fresh mask (Eq. 5)."""

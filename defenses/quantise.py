@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bench.api import (
     SERVER,
-    UPLOAD_KINDS,
     Client,
     Defense,
     Event,
@@ -21,8 +20,8 @@ from bench.api import (
     Part,
     Quantised,
     Unprotected,
-    as_kind,
 )
+from bench.toolkit.vectors import change_uploads
 
 _BITS = {"qsgd": 4, "sign": 1, "int8": 8, "stochastic": 4}
 _MOST = 16
@@ -71,16 +70,12 @@ class Quantise(Defense):
         return Quantised(of="update", how=self.how, bits=self.bits)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        out = []
-        for message in messages:
-            if message.kind not in UPLOAD_KINDS:
-                out.append(message)
-                continue
-            update = as_kind(message, "update", base=local.broadcast, lr=local.lr)
+        def round_values(update: Message) -> list[Message]:
             rng = client.rng["defense"]
             parts = {n: self._round(p, rng) for n, p in update.parts.items()}
-            out += [update.with_parts(parts), self._grid(update, parts)]
-        return out
+            return [update.with_parts(parts), self._grid(update, parts)]
+
+        return change_uploads(messages, "update", local, round_values)
 
     def _round(self, part: Part, rng: torch.Generator) -> Part:
         """The part with its present values on the grid that they span."""

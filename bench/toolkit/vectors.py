@@ -80,13 +80,23 @@ def sparse(part: Part, sent: Tensor) -> Part:
 
 
 def change_uploads(
-    messages: Sequence[Message], kind: Kind, local: Local, change: Callable[[Message], Message]
+    messages: Sequence[Message],
+    kind: Kind | None,
+    local: Local,
+    change: Callable[[Message], Message | list[Message]],
 ) -> list[Message]:
-    """The messages with `change` of every upload, expressed as `kind`, in its place."""
-    return [
-        change(as_kind(m, kind, base=local.broadcast, lr=local.lr)) if m.kind in UPLOAD_KINDS else m
-        for m in messages
-    ]
+    """The messages with `change` of every upload in its place, one message or several.
+
+    kind: What the upload is expressed as before; None: as it is.
+    """
+    out: list[Message] = []
+    for message in messages:
+        changed: Message | list[Message] = message
+        if message.kind in UPLOAD_KINDS:
+            plain = as_kind(message, kind or message.kind, base=local.broadcast, lr=local.lr)
+            changed = change(plain)
+        out += [changed] if isinstance(changed, Message) else changed
+    return out
 
 
 def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
