@@ -28,6 +28,7 @@ from bench.api import (
 )
 from bench.toolkit.per_sample import per_sample_gradients
 from bench.toolkit.settings import Limits
+from bench.toolkit.vectors import cut_like
 from defenses import ckks
 from defenses.encrypted_zone import CIPHERTEXT, KEY_SERVER, MASK, EncryptedZone, KeyHolder, Masks
 
@@ -44,8 +45,7 @@ def ranks(values: State, share: float) -> dict[str, Tensor]:
     places[round(share * len(flat)) :] = 0
     order = torch.empty_like(places)
     order[flat.argsort(descending=True, stable=True)] = places
-    pieces = order.split([v.numel() for v in values.values()])
-    return {n: p.view(v.shape) for (n, v), p in zip(values.items(), pieces, strict=True)}
+    return cut_like(order, values)
 
 
 def largest(values: State, share: float) -> dict[str, Tensor]:
@@ -79,9 +79,7 @@ class MapHolder(KeyHolder):
         shapes = {n: s.covers for n, s in message.sealed.items() if n != CIPHERTEXT}
         added = ckks.add(boxes, self.keys.public_context)
         total = self.keys.decrypt(added, length=sum(c.numel() for c in shapes.values()))
-        pieces = total.split([c.numel() for c in shapes.values()])
-        maps = {n: p.view(shapes[n].shape) for n, p in zip(shapes, pieces, strict=True)}
-        self.mask = largest(maps, self.share)
+        self.mask = largest(cut_like(total, shapes), self.share)
         return [self._announcement(message.round)]
 
     def _announcement(self, round: int) -> Message:

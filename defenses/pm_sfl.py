@@ -47,7 +47,7 @@ from bench.api import (
 )
 from bench.toolkit.aggregation import mean_over_present
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import change_uploads, gaussian_like, showing, uniform_like
+from bench.toolkit.vectors import change_uploads, cut_like, gaussian_like, showing, uniform_like
 
 Variant = Literal["corrected", "printed"]
 Optimizer = Literal["sgd", "adam"]
@@ -224,8 +224,7 @@ class PMSFL(Defense):
         order = torch.cat([order[kept[order]], order[~kept[order]]])
         chosen = torch.zeros_like(kept)
         chosen[order[: max(count, int(kept.sum()))]] = True
-        pieces = chosen.split([v.numel() for v in after.values()])
-        personal = {n: p.view_as(v) for p, (n, v) in zip(pieces, after.items(), strict=True)}
+        personal = cut_like(chosen, after)
         client.memory["pm_sfl.personal"] = {**held, **personal}
         return personal
 

@@ -20,6 +20,7 @@ from bench.contract.messages import FORMER, UPLOAD_KINDS, Message, Part, State, 
 from bench.protocols.federation import Aggregation, RoundResult
 from bench.protocols.wire import freeze
 from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.vectors import cut_like
 
 LEAST, _LEAST_OF_FEW = 0.4, 0.5
 """Least partial correlation of what aggregation gives with what a client trained, given what it
@@ -152,11 +153,8 @@ def _combination(trained: Message, messages: Sequence[Message]) -> State:
     )
     goal = _flat(p.values for p in trained.parts.values())
     shares = torch.linalg.lstsq(rows.T, goal[:, None]).solution
-    values = (rows.T @ shares)[:, 0].split([p.values.numel() for p in trained.parts.values()])
-    return {
-        n: v.view_as(p.values).to(p.values)
-        for (n, p), v in zip(trained.parts.items(), values, strict=True)
-    }
+    like = {n: p.values for n, p in trained.parts.items()}
+    return {n: v.to(like[n]) for n, v in cut_like((rows.T @ shares)[:, 0], like).items()}
 
 
 def _is_from(message: Message, client: str) -> bool:

@@ -114,3 +114,9 @@ def replace_values(message: Message, values: Mapping[str, Tensor]) -> Message:
 def flatten(state: State) -> Tensor:
     """The tensors [V, ...] of a stacked state as one matrix [V, D], in the state's order."""
     return torch.cat([v.flatten(1) for v in state.values()], dim=1)
+
+
+def cut_like(vector: Tensor, like: State) -> dict[str, Tensor]:
+    """The values [D] of a state's tensors, one tensor after another, in their names and shapes."""
+    pieces = vector.split([v.numel() for v in like.values()])
+    return {n: p.view(like[n].shape) for n, p in zip(like, pieces, strict=True)}
