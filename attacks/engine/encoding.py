@@ -4,7 +4,7 @@ sample before any message is read."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 
 import torch
@@ -18,13 +18,17 @@ _FEWEST, _NOTHING, _BROAD = 10, 1e-6, 0.3
 deviation without them."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Frame:
     """Gaussian prior of samples, fitted on public data, as a change of variables.
 
     x = mean + factor z with z ~ N(0, I): in z the prior's Hessian is the identity, so the prior
     weighs against the likelihood by itself (the more noise, the more it counts) and L-BFGS is
     well conditioned. Covariances are shrunk (Ledoit-Wolf), diagonal above 4096 dimensions.
+
+    Args:
+        aux_x: Public samples [N, ...].
+        aux_y: Their labels int64 [N].
+        classes: Number of classes C.
 
     Attributes:
         mean: Of all samples [D].
@@ -33,23 +37,11 @@ class Frame:
         within: Factor [D, D] of the covariance given the class.
     """
 
-    mean: Tensor
-    class_means: Tensor
-    total: Tensor
-    within: Tensor
-
-    @staticmethod
-    def fit(aux_x: Tensor, aux_y: Tensor, classes: int) -> Frame:
-        """From public samples [N, ...] and their labels [N]."""
+    def __init__(self, aux_x: Tensor, aux_y: Tensor, classes: int) -> None:
         flat = aux_x.flatten(1)
-        mean = flat.mean(dim=0)
-        means, by_others = shrunk_means(flat, aux_y, classes)
-        return Frame(
-            mean=mean,
-            class_means=means,
-            total=_factor(flat - mean),
-            within=_factor(flat - by_others),
-        )
+        self.mean = flat.mean(dim=0)
+        self.class_means, by_others = shrunk_means(flat, aux_y, classes)
+        self.total, self.within = _factor(flat - self.mean), _factor(flat - by_others)
 
     def relative(self, x: Tensor, labels: Tensor | None) -> Tensor:
         """Samples [V, K, *shape] as z [V, K, D]; labels: their classes [V, K], if known."""
@@ -105,6 +97,7 @@ def _factor(centred: Tensor) -> Tensor:
     return torch.linalg.cholesky(scaled + ridge).to(centred)
 
 
+@dataclass(eq=False)
 class Encoding:
     """Vectors [P, K * D (+ O) (+ K * C)]: images, then what their clients kept to themselves, then
     label logits unless labels are held.
@@ -117,18 +110,15 @@ class Encoding:
         own: Numbers O that say what a client kept (see `OwnValues`).
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        *,
-        samples: int,
-        dtype: torch.dtype,
-        framed: bool = False,
-        own: int = 0,
-    ) -> None:
-        self.ctx, self.samples, self.dtype, self.framed = ctx, samples, dtype, framed
-        self.shape, self.classes = tuple(ctx.network.shape), ctx.network.classes
-        self.own = own
+    ctx: Context
+    _: KW_ONLY
+    samples: int
+    dtype: torch.dtype
+    framed: bool = False
+    own: int = 0
+
+    def __post_init__(self) -> None:
+        self.shape, self.classes = tuple(self.ctx.network.shape), self.ctx.network.classes
 
     @property
     def image(self) -> bool:
@@ -145,7 +135,7 @@ class Encoding:
         """The prior; costly above a thousand dimensions, so made when first needed."""
         ctx = self.ctx
         aux_x = ctx.aux_x.to(dtype=self.dtype, device=ctx.device)
-        return Frame.fit(aux_x, ctx.aux_y.to(ctx.device), self.classes)
+        return Frame(aux_x, ctx.aux_y.to(ctx.device), self.classes)
 
     def candidate(self, z: Tensor, held: Tensor | None) -> Candidate:
         """What the vectors z stand for, with labels int64 [P, K] held or read off z."""
