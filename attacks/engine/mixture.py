@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -37,9 +36,15 @@ _TRIES = 3
 """Directions per sample in which samples with zeros are sought."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixedRows:
     """The rows that a layer's gradient spans, as x = span c for coordinates c with ends c = 1.
+
+    Args:
+        grad: Gradient of weight and bias [O, F + 1] in float64.
+        samples: Their number.
+        scale: See `standardise`.
+        shift: See `standardise`.
+        public: Public samples [N, *shape].
 
     Attributes:
         span: Values of samples [F, R] of each coordinate.
@@ -49,33 +54,15 @@ class MixedRows:
         shape: Of a sample.
     """
 
-    span: Tensor
-    ends: Tensor
-    seen: Tensor
-    public: Tensor
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(grad: Tensor, samples: int, scale: Tensor, shift: Tensor, public: Tensor) -> MixedRows:
-        """From the gradient of weight and bias [O, F + 1] in float64.
-
-        Args:
-            samples: Their number.
-            scale: See `standardise`.
-            shift: See `standardise`.
-            public: Public samples [N, *shape].
-        """
+    def __init__(
+        self, grad: Tensor, samples: int, scale: Tensor, shift: Tensor, public: Tensor
+    ) -> None:
         left, size, right = torch.linalg.svd(grad, full_matrices=False)
         noise = float(size[samples:].median()) if len(size) > samples else 0.0
         rank = int((size[:samples] > max(_NOISE_EDGE * noise, _RESOLVED * float(size[0]))).sum())
-        ends = right[:rank, -1]
-        return MixedRows(
-            span=(right[:rank, :-1].T - shift[:, None] * ends) / scale[:, None],
-            ends=ends,
-            seen=left[:, :rank],
-            public=public.flatten(1),
-            shape=tuple(public.shape[1:]),
-        )
+        self.ends, self.seen = right[:rank, -1], left[:, :rank]
+        self.span = (right[:rank, :-1].T - shift[:, None] * self.ends) / scale[:, None]
+        self.public, self.shape = public.flatten(1), tuple(public.shape[1:])
 
     @property
     def components(self) -> Tensor:
@@ -222,7 +209,7 @@ def unmix_samples(seen: Seen, ctx: Context) -> Reconstruction:
     for victim, client in enumerate(seen.clients):
         grad = torch.cat([grads[name][victim], grads[str(bias)][victim][:, None]], dim=1)
         grad = grad.to(scale)
-        mixture = MixedRows.of(grad, count, scale, shift, public)
+        mixture = MixedRows(grad, count, scale, shift, public)
         rank = len(mixture.ends)
         failed[victim] = rank == 0
         if failed[victim]:
