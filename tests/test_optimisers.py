@@ -139,7 +139,7 @@ def test_accepted_steps_meet_the_strong_wolfe_conditions(
 
 def test_directions_are_those_of_the_two_loop_recursion() -> None:
     rng = torch.Generator().manual_seed(5)
-    memory = CurvatureMemory.empty(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
+    memory = CurvatureMemory(1, 4, torch.zeros(1, 6, dtype=DOUBLE))
     hessian = torch.diag(torch.rand(6, dtype=DOUBLE, generator=rng) + 0.5)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(7):  # more than fit: the ring forgets the oldest

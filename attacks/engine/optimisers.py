@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,9 +27,8 @@ _FIRST_MOVE = 1.0
 of the loss's scale."""
 
 
-@dataclass
 class CurvatureMemory:
-    """Curvature pairs of P problems in the compact representation.
+    """Curvature pairs of P problems in the compact representation, none to begin with.
 
     The small systems are float64.
     Source: Byrd, Nocedal, Schnabel 1994, Eq. 3.2.
@@ -44,30 +44,16 @@ class CurvatureMemory:
         gamma: Scale of the initial inverse Hessian [P], 0 without curvature.
     """
 
-    pairs: Tensor
-    full: Tensor
-    place: Tensor
-    across: Tensor
-    gram: Tensor
-    gamma: Tensor
-
-    @staticmethod
-    def empty(count: int, history: int, like: Tensor) -> CurvatureMemory:
-        small = torch.zeros(count, history, history, dtype=torch.float64, device=like.device)
-        return CurvatureMemory(
-            pairs=like.new_zeros(count, 2, history, like.shape[1]),
-            full=torch.zeros(count, history, dtype=torch.bool, device=like.device),
-            place=torch.zeros(count, dtype=torch.int64, device=like.device),
-            across=small,
-            gram=small.clone(),
-            gamma=torch.zeros(count, dtype=torch.float64, device=like.device),
-        )
+    def __init__(self, count: int, history: int, like: Tensor) -> None:
+        zeros = partial(torch.zeros, device=like.device)
+        self.pairs = like.new_zeros(count, 2, history, like.shape[1])
+        self.full = zeros(count, history, dtype=torch.bool)
+        self.place = zeros(count, dtype=torch.int64)
+        self.across = zeros(count, history, history, dtype=torch.float64)
+        self.gram, self.gamma = self.across.clone(), zeros(count, dtype=torch.float64)
 
     def tensors(self) -> list[Tensor]:
         return [self.pairs, self.full, self.place, self.across, self.gram, self.gamma]
-
-    def to(self, dtype: torch.dtype) -> CurvatureMemory:
-        return CurvatureMemory(self.pairs.to(dtype), *self.tensors()[1:])
 
     def forget(self, which: Tensor) -> None:
         """Empty the memory of those of the first A problems, bool [A]."""
@@ -158,9 +144,12 @@ _SMALLEST_STEP = 1e-10
 _PATIENT_TRIALS = 4
 
 
-@dataclass(kw_only=True)
 class LineSearch:
     """Line searches of A problems, [A] each: a strong Wolfe step by bracketing.
+
+    Args:
+        loss: Of the points where they begin.
+        slope: Along their directions.
 
     Attributes:
         base, slope: Loss and slope where the search begins.
@@ -170,39 +159,20 @@ class LineSearch:
         trials: So far.
     """
 
-    base: Tensor
-    slope: Tensor
-    step: Tensor
-    low: Tensor
-    low_loss: Tensor
-    low_slope: Tensor
-    high: Tensor
-    high_loss: Tensor
-    trials: Tensor
-
-    @staticmethod
-    def begin(loss: Tensor, slope: Tensor) -> LineSearch:
-        """From points of these losses, along directions of these slopes."""
+    def __init__(self, loss: Tensor, slope: Tensor) -> None:
         zero = torch.zeros_like(loss)
-        return LineSearch(
-            base=loss.clone(),
-            slope=slope,
-            step=zero + 1,
-            low=zero,
-            low_loss=loss.clone(),
-            low_slope=slope,
-            high=zero + torch.inf,
-            high_loss=zero,
-            trials=zero,
-        )
+        self.base, self.slope, self.step = loss.clone(), slope, zero + 1
+        self.low, self.low_loss, self.low_slope = zero, loss.clone(), slope
+        self.high, self.high_loss, self.trials = zero + torch.inf, zero, zero
 
-    def take(self, rows: Tensor) -> LineSearch:
-        """The searches of some of the problems."""
-        return LineSearch(**{name: value[rows] for name, value in vars(self).items()})
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the problems alone."""
+        for name, value in vars(self).items():
+            setattr(self, name, value[rows])
 
     def renew(self, rows: Tensor, loss: Tensor, slope: Tensor) -> None:
         """Start over from the present point, for the problems `rows` (bool)."""
-        for name, value in vars(LineSearch.begin(loss, slope)).items():
+        for name, value in vars(LineSearch(loss, slope)).items():
             setattr(self, name, torch.where(rows, value, getattr(self, name)))
 
     @property
@@ -304,7 +274,7 @@ def minimise(
         least_gain: Share of the loss that is next to nothing.
         redraw: Gives other starts to problems whose loss is not finite, three times at most.
     """
-    run = Descent.begin(phases[0], start, history, redraw)
+    run = Descent(phases[0], start, history, redraw)
     for number, phase in enumerate(phases):
         if number:
             run.convert(phase)
@@ -318,7 +288,6 @@ def minimise(
     )
 
 
-@dataclass(kw_only=True)
 class Descent:
     """All problems, active ones first: rows [:active] of every tensor move, the others rest.
 
@@ -330,47 +299,28 @@ class Descent:
         idle: Accepted steps in a row that gained next to nothing, int64 [P].
     """
 
-    order: Tensor
-    x: Tensor
-    loss: Tensor
-    gradient: Tensor
-    memory: CurvatureMemory
-    evaluations: Tensor
-    idle: Tensor
-    redrawn: int
-    phase: Phase
-    active: int = 0
-
-    @staticmethod
-    def begin(phase: Phase, start: Tensor, history: int, redraw: Redraw | None) -> Descent:
-        x = start.to(phase.dtype).clone()
-        everyone = torch.arange(len(x), device=x.device)
-        loss, gradient = (t.clone() for t in phase.evaluate(x, everyone))
-        evaluations, redrawn = torch.ones_like(everyone), 0
+    def __init__(self, phase: Phase, start: Tensor, history: int, redraw: Redraw | None) -> None:
+        self.phase, self.active, self.redrawn = phase, 0, 0
+        self.x = start.to(phase.dtype).clone()
+        everyone = torch.arange(len(self.x), device=self.x.device)
+        loss, self.gradient = (t.clone() for t in phase.evaluate(self.x, everyone))
+        self.order, self.idle = everyone.clone(), torch.zeros_like(everyone)
+        self.evaluations = torch.ones_like(everyone)
         for _ in range(_REDRAWS):
-            broken = (~_finite(loss, gradient)).nonzero().squeeze(1)
+            broken = (~_finite(loss, self.gradient)).nonzero().squeeze(1)
             if not len(broken) or redraw is None:
                 break
-            x[broken] = redraw(broken).to(x)
-            loss[broken], gradient[broken] = phase.evaluate(x[broken], broken)
-            evaluations[broken] += 1
-            redrawn += len(broken)
-        return Descent(
-            order=everyone.clone(),
-            x=x,
-            gradient=gradient,
-            loss=torch.where(_finite(loss, gradient), loss, torch.inf),
-            memory=CurvatureMemory.empty(len(x), history, x),
-            evaluations=evaluations,
-            idle=torch.zeros_like(everyone),
-            redrawn=redrawn,
-            phase=phase,
-        )
+            self.x[broken] = redraw(broken).to(self.x)
+            loss[broken], self.gradient[broken] = phase.evaluate(self.x[broken], broken)
+            self.evaluations[broken] += 1
+            self.redrawn += len(broken)
+        self.loss = torch.where(_finite(loss, self.gradient), loss, torch.inf)
+        self.memory = CurvatureMemory(len(self.x), history, self.x)
 
     def convert(self, phase: Phase) -> None:
         """Go on in the phase, with losses and gradients computed anew in its precision."""
         self.phase = phase
-        self.x, self.memory = self.x.to(phase.dtype), self.memory.to(phase.dtype)
+        self.x, self.memory.pairs = (t.to(phase.dtype) for t in (self.x, self.memory.pairs))
         self.loss, self.gradient = self.loss.to(phase.dtype), self.gradient.to(phase.dtype)
         self.active = len(self.x)
         self._keep(torch.isfinite(self.loss))
@@ -399,7 +349,7 @@ class Descent:
         forgot = torch.zeros_like(going)
         direction = self.memory.direction(self.gradient[: self.active])
         gradient = self.gradient[: self.active]
-        search = LineSearch.begin(self.loss[: self.active], (direction * gradient).sum(dim=1))
+        search = LineSearch(self.loss[: self.active], (direction * gradient).sum(dim=1))
         problems, iteration = self.order[: self.active].clone(), 0
         while a := self.active:
             x, loss, gradient = self.x[:a], self.loss[:a], self.gradient[:a]
@@ -436,7 +386,8 @@ class Descent:
             iteration += 1
             if iteration % look_interval(x.device) == 0 and not bool(going.all()):
                 rows = self._keep(going)
-                direction, forgot, search = direction[rows], forgot[rows], search.take(rows)
+                direction, forgot = direction[rows], forgot[rows]
+                search.keep(rows)
                 going, problems = going[rows], self.order[: self.active].clone()
 
 
