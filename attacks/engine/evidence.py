@@ -156,9 +156,7 @@ class Evidence:
             several = release.steps * batch > samples
             if samples > batch and (several or not arranged or self.view is not None):
                 victims, sent = len(release.clients), self.uploads.in_order
-                self.uploads.orders = Orders.draw(
-                    victims, self.clients, ctx, first=arranged, sent=sent
-                )
+                self.uploads.orders = Orders(victims, self.clients, ctx, first=arranged, sent=sent)
             if distance == "cosine":
                 self.terms.append(upload_cosine(self.uploads, share))
             else:

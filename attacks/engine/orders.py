@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -52,9 +52,16 @@ Sent = Callable[[Tensor, Tensor, Tensor], Tensor]
 int64 [P] -> uploads [P, D], 0 where nothing was seen."""
 
 
-@dataclass(kw_only=True)
 class Orders:
-    """Guesses for the victims of one release.
+    """Guesses for the victims of one release: random orders, with the noise that they are for
+    public samples.
+
+    Args:
+        victims: Their number.
+        clients: The candidates.
+        ctx: The attack's.
+        first: Whether the samples stand as the first epoch used them.
+        sent: What candidates upload.
 
     Attributes:
         places: Which of its samples the steps of a victim use in turn, int64 [V, T].
@@ -64,29 +71,20 @@ class Orders:
         rng: Draws what is tried.
     """
 
-    places: Tensor
-    samples: int
-    batch: int
-    std: Tensor
-    rng: torch.Generator
-
-    @staticmethod
-    def draw(victims: int, clients: Clients, ctx: Context, *, first: bool, sent: Sent) -> Orders:
-        """Random ones, with the noise that they are for public samples.
-
-        clients: The candidates. first: Whether the samples stand as the first epoch used them.
-        sent: What candidates upload.
-        """
-        samples, batch, steps = clients.samples, clients.batch, clients.training.steps
-        rng = torch.Generator().manual_seed(_SEED)
+    def __init__(
+        self, victims: int, clients: Clients, ctx: Context, *, first: bool, sent: Sent
+    ) -> None:
+        self.samples, self.batch = clients.samples, clients.batch
+        self.rng = torch.Generator().manual_seed(_SEED)
+        total = self.batch * clients.training.steps
 
         def places() -> Tensor:
-            rows = [_shuffle(samples, batch * steps, rng) for _ in range(victims)]
+            rows = [_shuffle(self.samples, total, self.rng) for _ in range(victims)]
             return torch.stack(rows).to(ctx.device)
 
         everyone, square = torch.arange(victims, device=ctx.device), torch.zeros(())
         for _ in range(_PUBLIC_ORDERS):
-            chosen = torch.randint(len(ctx.aux_y), (victims, samples), generator=rng)
+            chosen = torch.randint(len(ctx.aux_y), (victims, self.samples), generator=self.rng)
             x = ctx.aux_x[chosen].to(device=ctx.device, dtype=clients.dtype)
             y = torch.nn.functional.one_hot(ctx.aux_y[chosen], ctx.network.classes).to(x)
             with torch.no_grad():
@@ -94,11 +92,9 @@ class Orders:
                     sent(_take(x, p), _take(y, p), everyone) for p in (places(), places())
                 )
             square = square + (one - other).square().mean() / _PUBLIC_ORDERS
-        std = square.sqrt().expand(victims).clone()
-        guess = places()
+        self.std, self.places = square.sqrt().expand(victims).clone(), places()
         if first:
-            guess[:, :samples] = torch.arange(samples, device=ctx.device)
-        return Orders(places=guess, samples=samples, batch=batch, std=std, rng=rng)
+            self.places[:, : self.samples] = torch.arange(self.samples, device=ctx.device)
 
     def arrange(self, x: Tensor, victims: Tensor) -> Tensor:
         """Samples or labels [P, K, ...] of candidates for victims int64 [P], step after step."""
