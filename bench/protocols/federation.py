@@ -271,17 +271,10 @@ class Federation(LocalTraining):
         seconds, clock = result.seconds, time.perf_counter
         self._open_round()
         self._coordinate("round", wire, joined, {})
-        wire.send(
-            Message(
-                kind="broadcast",
-                sender=SERVER,
-                receiver=c.id,
-                round=self.round,
-                parts={n: Part(values=result.before[n]) for n in self.names_held(c)},
-            )
-            for c in joined
-        )
         for client in joined:
+            told = Message(kind="broadcast", sender=SERVER, receiver=client.id, round=self.round)
+            held = {n: Part(values=result.before[n]) for n in self.names_held(client)}
+            wire.send([told.with_parts(held)])
             wire.collect(client.id)
         began = clock()
         self._inspect(joined, work)
@@ -304,7 +297,6 @@ class Federation(LocalTraining):
             self._remember(client, locals_[client.id], uploads[client.id])
             wire.send(uploads[client.id])
             self.uploads[client.id] = self.uploads.get(client.id, 0) + 1
-        for client in joined:
             result.uploaded += _count_uploaded(uploads[client.id], locals_[client.id])
         began, before_asking = clock(), wire.party_seconds
         result.after = self.state
