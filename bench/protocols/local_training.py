@@ -186,20 +186,16 @@ class LocalTraining:
         All are drawn before the first step and copied to the device together: a copy per client
         and step would make the host wait for a GPU each time.
         """
+        chooser = None if self.pinned else self.defense
         batches = [
-            [self._next_batch(c, work.batch) for _ in range(work.steps(len(c.y)))] for c in joined
+            [next_batch(c, work.batch, self.queues, chooser) for _ in range(work.steps(len(c.y)))]
+            for c in joined
         ]
         everything = torch.cat([batch for mine in batches for batch in mine])
         moved = iter(
             to_device(everything, self.device).split([len(b) for mine in batches for b in mine])
         )
         return [[next(moved) for _ in mine] for mine in batches]
-
-    def _next_batch(self, client: Client, size: int) -> Tensor:
-        chosen = None if self.pinned else self.defense.batch(client, size)
-        if chosen is not None:
-            return chosen.cpu()
-        return next_batch(client, size, self.queues)
 
     def loss(self, mode: Mode, draw: State | None = None) -> Loss:
         """The training loss as a pure function (variables, x, y) -> scalar."""
@@ -355,11 +351,17 @@ def _pad(client: Client, first: int, width: int, classes: int) -> tuple[Tensor, 
     )
 
 
-def next_batch(client: Client, size: int, queues: dict[str, Tensor]) -> Tensor:
+def next_batch(
+    client: Client, size: int, queues: dict[str, Tensor], defense: Defense | None
+) -> Tensor:
     """Indices of a client's next batch of at most `size` samples.
 
     queues: Samples of each client's present epoch that are still to come, by client; changed.
+    defense: Which may choose others; None: it is not asked.
     """
+    chosen = None if defense is None else defense.batch(client, size)
+    if chosen is not None:
+        return chosen.cpu()
     size = min(size, len(client.y))
     queue = queues.get(client.id, torch.empty(0, dtype=torch.int64))
     if len(queue) < size:  # a new epoch; the rest of the old one comes first

@@ -64,11 +64,8 @@ def replay_truth(
             used = {}
             for client in clients.values():
                 if defense.joins(client, client.id in sampled):
-                    batches = []
-                    for _ in range(work.steps(len(client.y))):
-                        own = defense.batch(client, work.batch)
-                        fresh = next_batch(client, work.batch, queues) if own is None else own
-                        batches.append(fresh)
+                    steps = range(work.steps(len(client.y)))
+                    batches = [next_batch(client, work.batch, queues, defense) for _ in steps]
                     used[client.id] = torch.cat(batches)
         ids = list(used) if joint else list(seen.clients)
         chosen = {v: used[v][:samples] for v in ids if v in used}
