@@ -220,7 +220,7 @@ def _release_of(text: Mapping[str, Any], view: ViewText, tensors: Mapping[str, T
         }
         header = {name: getattr(m, name) for name in _HEADER}
         messages.append(Message(**header, parts=parts, sealed=sealed))
-    states = {s: get(s, view.states.get(s)) for s in _STATES}
+    states: dict[str, Any] = {s: get(s, view.states.get(s)) or {} for s in _STATES if s != "after"}
     return Seen(
         protocol=view.protocol,
         party=view.party,
@@ -229,12 +229,9 @@ def _release_of(text: Mapping[str, Any], view: ViewText, tensors: Mapping[str, T
         known=text["known"],  # as the file has it: defenses and threats add to what is known
         clients=tuple(view.clients),
         messages=tuple(messages),
+        after=get("after", view.states.get("after")),
         server=tuple(get(f"server/{i}", n) or {} for i, n in enumerate(view.server)),
-        initial=states["initial"] or {},
-        const=states["const"] or {},
-        buffers=states["buffers"] or {},
-        before=states["before"] or {},
-        after=states["after"],
+        **states,
     )
 
 
