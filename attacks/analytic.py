@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from attacks.engine.samples import build_player, first_layer, samples_of, standa
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.batches import soft_cross_entropy
 
+Pair = tuple[Tensor, Tensor]
 RANK_ROUNDS = 60
 """Of fitting the terms and the magnitudes that stand for the ranks in turn."""
 _PUBLIC = 64
@@ -349,8 +351,8 @@ class LayerGradient:
     bias: tuple[Tensor, ...]
     weight_present: Tensor
     bias_present: Tensor
-    variances: tuple[Tensor, Tensor]
-    decided_variances: tuple[Tensor, Tensor]
+    variances: Pair
+    decided_variances: Pair
 
     @staticmethod
     def stack(parts: Sequence[LayerGradient]) -> LayerGradient:
@@ -368,7 +370,7 @@ class LayerGradient:
         """Cells [V, O, F] of the weight's that were seen with their row's bias."""
         return self.weight_present & self.bias_present[..., None]
 
-    def solve(self, *, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def solve(self, *, mean: Tensor, variance: Tensor) -> Pair:
         """Inputs [V, F] of their prior [F], and which rows told something, bool [V, O].
 
         Where signs are open, the candidates that the present answer explains better are taken
@@ -389,7 +391,7 @@ class LayerGradient:
         trusted = (explained & (self.present.shape[1] >= MANY_ROWS)) | signed
         return torch.where(trusted[:, None], settled, x), visible
 
-    def _settle(self, x: Tensor, prior: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _settle(self, x: Tensor, prior: Pair) -> Pair:
         """(answer, how badly it explains the candidates [V])."""
         rest = torch.zeros(len(x), dtype=x.dtype, device=x.device)
         weight = self.weight[0]
@@ -405,13 +407,7 @@ class LayerGradient:
             x, _ = self._invert(weight, bias, self.decided_variances, prior)
         return x, rest
 
-    def _invert(
-        self,
-        weight: Tensor,
-        bias: Tensor,
-        variances: tuple[Tensor, Tensor],
-        public: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    def _invert(self, weight: Tensor, bias: Tensor, variances: Pair, public: Pair) -> Pair:
         """`solve` of decided gradients [V, O, F] and [V, O] with noise of these variances.
 
         public: Mean and variance [F] of the inputs' prior. Coordinates that no row tells are its
@@ -421,12 +417,10 @@ class LayerGradient:
         weight, weight_variance = (torch.where(present, t, 0.0) for t in (weight, variances[0]))
         bias = torch.where(present.any(dim=2), bias, 0.0)
         square, shown = bias.square(), present.to(bias)
-        top = torch.einsum("vo,vof->vf", bias, weight)
-        noise = torch.einsum("vo,vof->vf", bias_variance, shown)
-        strength = (torch.einsum("vo,vof->vf", square, shown) - noise).clamp_min(0)
-        spread = torch.einsum("vo,vof->vf", square, weight_variance) + torch.einsum(
-            "vo,vof->vf", square * bias_variance, shown
-        ) * (mean.square() + variance)
+        over_rows = partial(torch.einsum, "vo,vof->vf")
+        strength = (over_rows(square, shown) - over_rows(bias_variance, shown)).clamp_min(0)
+        of_bias = over_rows(square * bias_variance, shown) * (mean.square() + variance)
+        spread = over_rows(square, weight_variance) + of_bias
         # Exact where nothing is random: the prior then has no say, however small the gradient.
         prior = variance.clamp_min(1e-12)
         gain = torch.where(spread > 0, prior * strength / (prior * strength.square() + spread), 0.0)
@@ -434,9 +428,9 @@ class LayerGradient:
         gain = torch.where(exact, 1 / torch.where(exact, strength, 1.0), gain)
         # What is left of S under pure noise is chance: it counts by how far it exceeds its own
         # error.
-        error = 2 * torch.einsum("vo,vof->vf", bias_variance.square(), shown)
+        error = 2 * over_rows(bias_variance.square(), shown)
         gain = torch.where(error > 0, gain * strength.square() / (strength.square() + error), gain)
-        answer = mean + gain * (top - strength * mean)
+        answer = mean + gain * (over_rows(bias, weight) - strength * mean)
         return answer, present.any(dim=2) & (bias != 0)
 
 
