@@ -19,6 +19,7 @@ from attacks.engine.counts import (
     restore,
 )
 from attacks.engine.observation import Release, gradient_estimate, network_weights, observe, parse
+from attacks.engine.optimisers import column
 from attacks.engine.weighed import (
     HeadView,
     PublicSamples,
@@ -141,12 +142,9 @@ def _undo_clip(
         again = restore(head.scale(tried), counting)
         better = short & (again.doubt < restored.doubt)
         factors = torch.where(short, tried, factors)
-        restored = Restored(
-            **{
-                n: torch.where(better.view(-1, *[1] * (v.dim() - 1)), vars(again)[n], v)
-                for n, v in vars(restored).items()
-            }
-        )
+        later, former = vars(again), vars(restored)
+        merged = {n: torch.where(column(better, v), later[n], v) for n, v in former.items()}
+        restored = Restored(**merged)
     return head.scale(factors), restored
 
 
