@@ -198,35 +198,25 @@ class NoisedPMSFL(PMSFL):
             what="the pattern of personalised masks",
             why="it is computed from the changes of theta before any noise",
         )
+        steps = facts.releases * facts.local_steps
         match self.noise:
             case "none":
                 return super().guarantee(facts)
             case "smashed":
-                return (self._laplace(facts), *super().guarantee(facts))
+                width, scale = 2 * self.clip_norm, self.smashed_scale
+                noise = Laplace(sensitivity=width, scale=scale, unit="record", count=steps)
+                return (noise, *super().guarantee(facts))
             case "local":
-                return (self._steps(facts), *self.of_head(facts))
+                # A record may be in every batch; replacing it moves a mean gradient by 2 Gamma /
+                # |Q|. Masks and their personal pattern are drawn from the noised scores:
+                # post-processing.
+                unit = self.clip_norm / facts.batch
+                std = self._step_multiplier() * unit
+                steps_noise = Gaussian(sensitivity=2 * unit, std=std, unit="record", count=steps)
+                return (steps_noise, *self.of_head(facts))
             case "mask":
                 kept = [pattern] if self.personal else []
                 return (self._bits(facts), *kept, *self.of_head(facts))
-
-    def _laplace(self, facts: Facts) -> Event:
-        return Laplace(
-            sensitivity=2 * self.clip_norm,
-            scale=self.smashed_scale,
-            unit="record",
-            count=facts.releases * facts.local_steps,
-        )
-
-    def _steps(self, facts: Facts) -> Event:
-        """A record may be in every batch; replacing it moves a mean gradient by 2 Gamma / |Q|.
-        Masks and their personal pattern are drawn from the noised scores: post-processing."""
-        unit = self.clip_norm / facts.batch
-        return Gaussian(
-            sensitivity=2 * unit,
-            std=self._step_multiplier() * unit,
-            unit="record",
-            count=facts.releases * facts.local_steps,
-        )
 
     def _bits(self, facts: Facts) -> Event:
         """The better of the noise on theta and of sampling bits whose chances lie in [c, 1 - c]."""
