@@ -247,9 +247,12 @@ def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_the_site_shows_the_committed_sweeps_and_has_their_tables(committed_site: Path) -> None:
     page = (committed_site / "index.html").read_text()
-    assert page.count('alt="Leakage over ') == 6  # three tables over batch and over rounds
+    # Three tables over batch and over rounds; one over local steps, batches and evaluations.
+    assert page.count('alt="Leakage over ') == 9
     assert 'alt="Leakage over threat.batch: fedavg-digits-lenet-final"' in page
-    for name in ("batch", "rounds"):
-        assert f"Leakage over threat.{name} <span" in page
+    over = {"batch": "threat.batch", "rounds": "threat.rounds", "budget": "budget",
+            "local_steps": "protocol.local_steps", "training_batch": "protocol.batch"}  # fmt: skip
+    for name, key in over.items():
+        assert f"Leakage over {key} <span" in page
         table = (committed_site / "curves" / name / "sweep.csv").read_text()
         assert table == (RESULTS / "curves" / name / "sweep.csv").read_text()

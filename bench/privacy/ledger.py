@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special
@@ -84,27 +85,36 @@ def subsampled_gaussian_epsilon(
     return max(0.0, min(whole, float(optimum.fun)))
 
 
-_LEAST_NOISE = 0.3
-"""Noise below which the distribution of the privacy loss takes minutes."""
+_NOISE, _RATE, _STEPS, _DELTA = (0.5, 100.0), (1e-4, 0.1), (1, 10_000), (1e-12, 0.1)
+"""Between which the distribution of a sampled Gaussian's privacy loss takes few seconds."""
 
 
 def sampled_gaussian_epsilon(
     *, noise_multiplier: float, rate: float, steps: int, delta: float, replaced: bool
 ) -> float:
-    """Return epsilon at `delta` of `steps` Gaussian releases on Poisson samples, as
-    `subsampled_gaussian_epsilon`, by dp-accounting's distribution of the privacy loss.
+    """Return epsilon at `delta` of `steps` Gaussian releases on Poisson samples, each unit with
+    probability `rate`, by dp-accounting's distribution of the privacy loss.
 
-    replaced: Whether a unit is replaced, or added or removed. Where noise is below 0.3, as without
-    sampling.
+    At a noise of 0.5 to 100, rates of 1e-4 to 0.1, up to 10,000 steps and a delta of 1e-12 to 0.1;
+    elsewhere, where that takes long or fails, as `subsampled_gaussian_epsilon`.
+
+    replaced: Whether a unit is replaced, for which sampling counts only within these limits, or
+    added or removed.
     """
+    mu = (2 if replaced else 1) / noise_multiplier if noise_multiplier else math.inf
+    whole = exact_gaussian_epsilon(mu=mu * math.sqrt(steps), delta=delta)
+    known: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier,
+        "rate": rate,
+        "steps": steps,
+        "delta": delta,
+    }
+    limits = (_NOISE, _RATE, _STEPS, _DELTA)
+    if not all(low <= v <= high for v, (low, high) in zip(known.values(), limits, strict=True)):
+        return whole if replaced else min(whole, subsampled_gaussian_epsilon(**known))
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    sensitivity = 2 if replaced else 1
-    mu = sensitivity / noise_multiplier * math.sqrt(steps) if noise_multiplier else math.inf
-    whole = exact_gaussian_epsilon(mu=mu, delta=delta)
-    if noise_multiplier < _LEAST_NOISE or rate >= 1:
-        return whole
     relation = dp_accounting.NeighboringRelation
     accountant = PLDAccountant(relation.REPLACE_ONE if replaced else relation.ADD_OR_REMOVE_ONE)
     step = dp_accounting.GaussianDpEvent(noise_multiplier)
