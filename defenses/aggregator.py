@@ -39,7 +39,14 @@ from bench.api import (
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import change_uploads, clip, gaussian_like, replace_values, showing
+from bench.toolkit.vectors import (
+    change_uploads,
+    clip,
+    cut_like,
+    gaussian_like,
+    replace_values,
+    showing,
+)
 
 AGGREGATOR = "aggregator"
 _TERM, _CLIP, _WITHIN, _MEAN = "term", "clip", "within", "mean"
@@ -62,15 +69,18 @@ class Aggregator(Party):
         std: Of the sum's noise, in clips.
         count_std: Of the noise on how many updates were within the clip.
         quantile: Share of the updates that the clip is to leave as they are; None: it stays.
+        expected: Clients of a round, by whom the share is told: how many came is a secret too.
         rng: Draws noise.
         terms: The updates that have come in this round.
-        within: How many of them were within the clip.
+        within: Summed over them, 1/2 for each within the clip and -1/2 for each other: half of
+            what a 0 or 1 moves when a client is added.
     """
 
     clip_norm: float
     std: float
     count_std: float
     quantile: float | None
+    expected: int
     rng: torch.Generator
     terms: list[Tensor] = field(default_factory=list)
     within: float = 0.0
@@ -89,14 +99,14 @@ class Aggregator(Party):
     def reply(self, message: Message) -> list[Message]:
         if message.kind == _TERM:
             self.terms.append(message.parts[_TERM].values)
-            self.within += float(message.parts[_WITHIN].values)
+            self.within += float(message.parts[_WITHIN].values) - 0.5
             return []
-        count = len(self.terms)
         noise = self.noise(self.terms[0], message.round) * self.clip_norm
-        mean = (torch.stack(self.terms).sum(dim=0) + noise) / count
+        mean = (torch.stack(self.terms).sum(dim=0) + noise) / len(self.terms)
         if self.quantile is not None:
-            noised = self.within + self.count_std * torch.randn((), generator=self.rng)
-            self.clip_norm *= math.exp(-_RATE * (float(noised) / count - self.quantile))
+            noised = self.within + self.count_std * float(torch.randn((), generator=self.rng))
+            share = noised / self.expected + 0.5
+            self.clip_norm *= math.exp(-_RATE * (share - self.quantile))
         answer = replace(message, sender=AGGREGATOR, receiver=SERVER)
         return [answer.with_parts({_MEAN: Part(values=mean)})]
 
@@ -148,6 +158,7 @@ class CentralNoise(Defense):
             std=self.std,
             count_std=self.count_std,
             quantile=self.quantile,
+            expected=self.expected,
             rng=torch.Generator().manual_seed(seed),
             **more,
         )
@@ -157,25 +168,24 @@ class CentralNoise(Defense):
             client.plan[_CLIP] = _clip_told(heard, self.clip_norm)
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
-        norm, terms = client.plan[_CLIP], list[Message]()
+        norm = client.plan[_CLIP]
 
-        def seal(update: Message) -> Message:
+        def seal(update: Message) -> list[Message]:
             parts = clip(update.parts, norm=norm)
             if _LONE in client.plan:
-                std = client.plan[_LONE] * norm
-                rng = client.rng["defense"]
+                std, rng = client.plan[_LONE] * norm, client.rng["defense"]
                 noised = {n: p.values + gaussian_like(p.values, std=std, rng=rng)
                           for n, p in parts.items()}  # fmt: skip
-                return replace_values(update, noised)
+                return [replace_values(update, noised)]
             whole, term = (_flatten(p) for p in (update.parts, parts))
             within = Part(values=(whole.norm() <= norm).float(), bits=1)
             told = {_TERM: Part(values=term), _WITHIN: within}
-            terms.append(replace(update, kind=_TERM, receiver=AGGREGATOR, parts=told))
+            own = replace(update, kind=_TERM, receiver=AGGREGATOR, parts=told)
             sealed = {n: Sealed(n_bytes=0, covers=p.told()) for n, p in update.parts.items()}
             hidden = {n: showing(p, torch.tensor(False)) for n, p in update.parts.items()}
-            return replace(update, parts=hidden, sealed=sealed)
+            return [replace(update, parts=hidden, sealed=sealed), own]
 
-        return change_uploads(messages, "update", local, seal) + terms
+        return change_uploads(messages, "update", local, seal)
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """An attacker rehearses the mean with one client, in the place of as many as sent."""
@@ -193,11 +203,10 @@ class CentralNoise(Defense):
             share, first = len(sealed) / self.expected, sealed[0]
             asked = Message(kind=_MEAN, sender=SERVER, receiver=AGGREGATOR, round=first.round)
             (answer,) = server.ask(asked)
-            sizes = [p.values.numel() for p in first.parts.values()]
-            pieces = answer.parts[_MEAN].values.split(sizes)
-            mean = {n: Part(values=v.view_as(p.values))
-                    for (n, p), v in zip(first.parts.items(), pieces, strict=True)}  # fmt: skip
-            uploads = [replace(first, sender=SUM, sealed={}, parts=mean)]
+            like = {n: p.values for n, p in first.parts.items()}
+            mean = cut_like(answer.parts[_MEAN].values, like)
+            parts = {n: Part(values=v) for n, v in mean.items()}
+            uploads = [replace(first, sender=SUM, sealed={}, parts=parts)]
             server.ask(uploads[0])
         moved = {n: share * sum(m.parts[n].values for m in uploads) for n in uploads[0].parts}
         return {n: v + moved.get(n, 0.0) for n, v in server.state.items()}

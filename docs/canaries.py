@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from bench.contract.defense import Client, Defense, Local
-from bench.contract.messages import Message
+from bench.contract.events import Facts
+from bench.contract.messages import Message, Part
 from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of, network_of, shares_of
 from bench.harness.plan import expand
@@ -39,7 +40,8 @@ from bench.records import TrainJob
 from bench.registry import discover
 from bench.seeding import generator
 from bench.suite import read_suite
-from defenses.aggregator import Aggregator, CentralNoise
+from bench.toolkit.vectors import cut_like
+from defenses.aggregator import AGGREGATOR, Aggregator, CentralNoise
 
 LEAST = 100
 """Canaries, of whom half certify a bound."""
@@ -86,12 +88,15 @@ def measure(federation: Federation, job: TrainJob, canaries: int) -> Measured:
     rounds = protocol.rounds
     told = torch.zeros(rounds, 2, canaries, dtype=torch.float64)
     took_part = torch.zeros(rounds, canaries, dtype=torch.float64)
+    party = federation.parties[AGGREGATOR]
+    assert isinstance(party, Aggregator)
     for number in range(rounds):
+        clip = party.clip_norm  # which all are told before the round
         before = _flatten(list(federation.state.values()))
         sampled = sample_clients([c.id for c in federation.clients], protocol, sampling)
         result = federation.play(work, sampled)
         total = (_flatten([result.after[n] for n in federation.state]) - before) * defense.expected
-        told[number] = torch.stack([there @ total, nobody @ total]) / defense.clip_norm
+        told[number] = torch.stack([there @ total, nobody @ total]) / clip
         took_part[number, [c.number - first for c in result.joined if c.number >= first]] = 1
     precision = _precision(defense, rounds)
     weights = precision @ took_part
@@ -126,26 +131,21 @@ def _flatten(values: Sequence[Tensor]) -> Tensor:
 
 
 def _plant(defense: CentralNoise, directions: Tensor, first: int) -> None:
-    """Let the clients from `first` on send their directions, ten times as long as the clip."""
+    """Let the clients from `first` on send their directions, far longer than any clip."""
     honest = defense.upload
 
     def upload(messages: list[Message], local: Local, client: Client) -> list[Message]:
         if client.number < first:
             return honest(messages, local, client)
-        parts, start, planted = messages[0].parts, 0, {}
-        for name, part in parts.items():
-            piece = directions[client.number - first, start : start + part.values.numel()]
-            values = 10 * defense.clip_norm * piece.view_as(part.values).to(part.values)
-            planted[name] = replace(part, values=values)
-            start += part.values.numel()
+        like = {n: p.values for n, p in messages[0].parts.items()}
+        drawn = cut_like(1e3 * defense.clip_norm * directions[client.number - first], like)
+        planted = {n: Part(values=v.to(like[n])) for n, v in drawn.items()}
         return honest([messages[0].with_parts(planted)], local, client)
 
     defense.upload = upload  # type: ignore[method-assign]
 
 
 def _proven(defense: Defense, federation: Federation, job: TrainJob) -> float:
-    from bench.contract.events import Facts
-
     facts = Facts(
         parameters=sum(v.numel() for v in federation.state.values()),
         rounds=job.protocol.rounds,

@@ -83,7 +83,7 @@ def test_a_prefix_of_a_pass_has_the_noise_of_the_nodes_that_cover_it() -> None:
     draws, period = 40_000, 6
     rng = torch.Generator().manual_seed(0)
     tree = TreeAggregator(
-        period=period, clip_norm=1.0, std=2.0, count_std=1.0, quantile=None, rng=rng
+        period=period, clip_norm=1.0, std=2.0, count_std=1.0, quantile=None, expected=1, rng=rng
     )
     defense = DPFTRL(noise_multiplier=2.0, clip_norm=1.0, expected=1, period=period)
     prefix = torch.zeros(draws)
@@ -103,7 +103,7 @@ def test_clients_of_dp_ftrl_join_once_in_each_pass(digits: Dataset) -> None:
 
 
 def test_the_clip_goes_to_the_quantile_and_clients_hear_it(digits: Dataset) -> None:
-    defense = CentralDPFedAvg(noise_multiplier=0.0, clip_norm=5.0, expected=1000, quantile=0.5)
+    defense = CentralDPFedAvg(noise_multiplier=0.0, clip_norm=5.0, expected=12, quantile=0.5)
     federation = started(digits, defense, clients=12)
     (party,) = federation.parties.values()
     party.count_std = 0.0  # type: ignore[attr-defined]
@@ -115,6 +115,20 @@ def test_the_clip_goes_to_the_quantile_and_clients_hear_it(digits: Dataset) -> N
     assert clips[0] == 5.0
     assert clips[1] == pytest.approx(5.0 * math.exp(-0.2 * 0.5))  # all were within
     assert 0.2 < sum(map(sum, within[-10:])) / 120 < 0.8
+
+
+@pytest.mark.parametrize("clients", [3, 6])
+def test_a_client_moves_the_told_share_by_half_whoever_else_came(
+    digits: Dataset, clients: int
+) -> None:
+    """Of twelve expected; all are within, and the others' count is as secret as they are."""
+    defense = CentralDPFedAvg(noise_multiplier=0.0, clip_norm=5.0, expected=12, quantile=0.5)
+    federation = started(digits, defense, clients=clients)
+    (party,) = federation.parties.values()
+    party.count_std = 0.0  # type: ignore[attr-defined]
+    play(federation)
+    moved = math.log(party.clip_norm / 5.0)  # type: ignore[attr-defined]
+    assert moved == pytest.approx(-0.2 * clients / 2 / 12)
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 1 / 30, 100), (2.0, 0.1, 50)])

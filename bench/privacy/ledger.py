@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,7 @@ _NOISE, _RATE, _STEPS, _DELTA = (0.5, 100.0), (1e-4, 0.1), (1, 10_000), (1e-12, 
 """Between which the distribution of a sampled Gaussian's privacy loss takes few seconds."""
 
 
+@lru_cache(maxsize=64)
 def sampled_gaussian_epsilon(
     *, noise_multiplier: float, rate: float, steps: int, delta: float, replaced: bool
 ) -> float:
