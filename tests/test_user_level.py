@@ -216,7 +216,7 @@ def test_the_server_adds_a_share_of_its_last_step(digits: Dataset) -> None:
     middle = flat(moving.state)
     second = flat(play(moving).after) - middle
     torch.testing.assert_close(flat(moving.state), middle + 0.5 * (second + 0.9 * first))
-    torch.testing.assert_close(flat(fork.step), first)  # a fork goes on with the same
+    torch.testing.assert_close(flat(fork.last_step), first)  # a fork goes on with the same
 
 
 def test_a_split_protocol_has_no_step_at_the_server() -> None:

@@ -145,10 +145,10 @@ class Federation(LocalTraining):
     Attributes:
         seed: From which every random stream of the run is derived.
         uploads: How often each client has uploaded, by client.
-        server_lr: By which the server multiplies its step, None for 1.
+        server_lr: By which the server multiplies its step.
         server_momentum: Share of its last step that it adds (FedAvgM, Hsu et al.,
             arXiv:1909.06335).
-        step: Its last step, before `server_lr`.
+        last_step: Before `server_lr`; empty before the first.
     """
 
     clients: list[Client]
@@ -157,9 +157,9 @@ class Federation(LocalTraining):
     parties: Mapping[str, Party] = field(default_factory=dict)
     round: int = 0
     uploads: dict[str, int] = field(default_factory=dict)
-    server_lr: float | None = None
+    server_lr: float = 1.0
     server_momentum: float = 0.0
-    step: State = field(default_factory=dict)
+    last_step: State = field(default_factory=dict)
 
     @classmethod
     def start(
@@ -415,13 +415,13 @@ class Federation(LocalTraining):
 
     def _move(self, aggregated: State) -> State:
         """The state after the server's own step towards what it aggregated."""
-        if self.server_lr is None and not self.server_momentum:
+        if self.server_lr == 1 and not self.server_momentum:
             return aggregated
         moved = {n: v - self.state[n] for n, v in aggregated.items()}
-        if self.step:
-            moved = {n: v + self.server_momentum * self.step[n] for n, v in moved.items()}
-        self.step = moved
-        return {n: v + (self.server_lr or 1.0) * moved[n] for n, v in self.state.items()}
+        if self.last_step:
+            moved = {n: v + self.server_momentum * self.last_step[n] for n, v in moved.items()}
+        self.last_step = moved
+        return {n: v + self.server_lr * moved[n] for n, v in self.state.items()}
 
 
 def _count_uploaded(messages: Sequence[Message], local: Local) -> Tensor:

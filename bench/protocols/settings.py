@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -137,8 +138,10 @@ class ProtocolSettings(BaseModel):
         local_epochs: Passes over a client's samples per round.
         batch: Local batch size; a client with fewer samples uses all it has.
         lr: Learning rate of plain SGD.
-        server_lr: By which the server multiplies what it aggregated; None for 1. Not for splitfed.
-        server_momentum: Share of the last round's step that the server adds to a round's.
+        server_lr: By which the server multiplies its step, which is what it aggregated and
+            `server_momentum` of the last round's step; neither for splitfed. Defaults are recorded
+            without the keys.
+        server_momentum: See `server_lr`.
         partition: How samples are dealt to clients: evenly at random, by label from a Dirichlet
             distribution, in shards of one label, or "natural": each client is one of the data's
             own, such as a writer, drawn by the seed among those that hold as many samples as the
@@ -161,7 +164,7 @@ class ProtocolSettings(BaseModel):
     local_epochs: float | None = Field(None, gt=0, le=MOST)
     batch: int = Field(32, ge=1, le=MOST)
     lr: float = Field(0.1, gt=0)
-    server_lr: float | None = Field(None, gt=0, exclude_if=operator.not_)
+    server_lr: float = Field(1.0, gt=0, exclude_if=partial(operator.eq, 1.0))
     server_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=operator.not_)
     partition: Literal["iid", "dirichlet", "shards", "natural"] = "dirichlet"
     alpha: float = Field(0.5, gt=0)
@@ -198,7 +201,7 @@ class ProtocolSettings(BaseModel):
             raise UserError("splitfed needs a cut, the last stage on the clients.")
         if self.name != "splitfed" and (self.cut is not None or self.labels != "private"):
             raise UserError(f"{self.name} has no cut and sends no labels; leave both out.")
-        if self.name == "splitfed" and (self.server_lr or self.server_momentum):
+        if self.name == "splitfed" and (self.server_lr != 1 or self.server_momentum):
             raise UserError("splitfed takes no step at the server; leave server_lr/momentum out.")
         return self
 
