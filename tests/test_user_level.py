@@ -28,7 +28,7 @@ from defenses.dp_fedavg import CentralDPFedAvg
 from defenses.dp_ftrl import DPFTRL, TreeAggregator
 from defenses.noise import GaussianUpdate, LocalDP
 from defenses.none import NoDefense
-from tests.conftest import federation_of, network_for, seen_under
+from tests.conftest import federation_of, network_for, observed_round, require, seen_under
 from tests.docs_modules import canaries
 from tests.uploads import play
 
@@ -194,7 +194,8 @@ def test_an_adaptive_clip_costs_the_sum_a_little_noise_and_proves_the_same() -> 
 def test_local_dp_proves_what_its_noise_does(sensitivity: float, proven: float) -> None:
     """At Flower's example, of which the noise is 4.845e-5."""
     defense = LocalDP(clip_norm=1.0, sensitivity=sensitivity, epsilon=10.0)
-    assert defense.level == pytest.approx(0.4845 * sensitivity, rel=1e-3)
+    longer = LocalDP(clip_norm=5.0, sensitivity=sensitivity, epsilon=10.0)
+    assert longer.level == defense.level == pytest.approx(0.4845 * sensitivity, rel=1e-3)
     entry = account(defense, Facts(parameters=10, rounds=1))
     assert (entry.eps_claimed, entry.unit) == (10.0, "client")
     assert entry.eps_record == pytest.approx(proven, rel=0.01)
@@ -217,6 +218,16 @@ def test_the_server_adds_a_share_of_its_last_step(digits: Dataset) -> None:
     second = flat(play(moving).after) - middle
     torch.testing.assert_close(flat(moving.state), middle + 0.5 * (second + 0.9 * first))
     torch.testing.assert_close(flat(fork.last_step), first)  # a fork goes on with the same
+
+
+def test_the_server_knows_what_it_aggregated_before_its_own_step(digits: Dataset) -> None:
+    federation = started(digits, NoDefense(), server_lr=0.5)
+    seen, _ = observed_round(federation, digits, ProtocolSettings(local_steps=1), victims=3)
+    updates = [flat({n: p.values for n, p in m.parts.items()})
+               for m in seen.messages if m.kind == "update"]  # fmt: skip
+    assert len(updates) == 3
+    moved = flat(require(seen.after)) - flat(seen.before)
+    torch.testing.assert_close(moved, sum(updates) / 3, rtol=0, atol=1e-6)
 
 
 def test_a_split_protocol_has_no_step_at_the_server() -> None:

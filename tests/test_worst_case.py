@@ -319,6 +319,26 @@ def test_what_is_likelier_than_the_likeliest_found_comes_first(
     assert bool((drawn > -1).all())
 
 
+def test_a_rough_answer_that_explains_nearly_all_comes_before_a_smooth_one(
+    digits: Dataset,
+) -> None:
+    """Noise of .05 makes images that a Gaussian of public ones takes for next to impossible."""
+    network = network_for(digits, "mlp_spm")
+    seen, truth = seen_under(digits, network, NoDefense(), victims=4, batch=4)
+    ctx, judge = context_for(digits, network, NoDefense()), Likelihood()
+    noise = 0.05 * torch.randn(truth.x.shape, generator=generator(0, "rough"))
+    mean = digits.aux_x.mean(dim=0).expand_as(truth.x)
+    rough, smooth = (Reconstruction(images=x, labels=truth.y) for x in (truth.x + noise, mean))
+    left = [judge.unexplained(seen, ctx, answer) for answer in (rough, smooth)]
+    assert left[0] is not None
+    assert left[1] is not None
+    assert bool((left[0] < left[1] / 2).all())
+    first, second = (judge.losses(seen, ctx, answer) for answer in (rough, smooth))
+    assert first is not None
+    assert second is not None
+    assert bool((first < second).all())
+
+
 def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:
     network, defense = network_for(digits), NoDefense()
     seen, truth = seen_under(digits, network, defense, clients=2)
