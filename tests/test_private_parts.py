@@ -100,7 +100,7 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
     assert not torch.equal(first, before)
     changed = {n for n in seen.before if not torch.equal(seen.before[n], one.before[n])}
     assert changed == set(ctx.network.head)
-    view = split_view(one, dtype=torch.float32, device=ctx.device)
+    view = split_view(one, ctx, dtype=torch.float32)
     assert view is not None
     assert view.std > 0  # what the fit leaves open is told to the attacks
 
@@ -172,7 +172,7 @@ def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
     _, present = seen.stack("weights", seen.clients)
     assert torch.equal(kept[name], ~present[name])
     ctx = rehearsing_context(digits, network, defense, seen)
-    view = split_view(parse(seen), dtype=torch.float64, device=ctx.device)
+    view = split_view(parse(seen), ctx, dtype=torch.float64)
     assert view is not None
     drift = Drift(parse(seen), ctx, view)
     one = drift.around(drift.train(20, path=True))
@@ -230,7 +230,7 @@ def test_noise_on_smashed_data_is_not_counted_twice(alone: Case) -> None:
     seen = replace(alone.seen, messages=messages, known=known)
     estimated = estimate(seen, alone.ctx)
     assert estimated is not parse_view(seen)[0]
-    view = split_view(estimated, dtype=torch.float32, device=alone.ctx.device)
+    view = split_view(estimated, alone.ctx, dtype=torch.float32)
     assert view is not None
     assert std < view.std < 1.05 * std
 

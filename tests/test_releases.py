@@ -344,11 +344,12 @@ def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -
     defense = DPCutMix(patches=16, group=2, clip=10.0, low=-5.0, smashed_std=0.1, label_std=0.0)
     work = {"batch": 4, "local_steps": 2, "local_epochs": 3}
     seen, truth = at_init(digits, network, defense, 1, split=True, **work)
-    found = link(parse_view(seen), context(digits, network, defense, seen))
+    ctx = context(digits, network, defense, seen)
+    found = link(parse_view(seen), ctx)
     assert len(found) == 3
     x = truth.x.double().flatten(0, 1)
     for one in found:
-        view = split_view(one, dtype=torch.float64, device=torch.device("cpu"))
+        view = split_view(one, ctx, dtype=torch.float64)
         assert view is not None
         assert not bool(view.present.all())
         params = {n: v.double() for n, v in one.before.items()}

@@ -224,7 +224,8 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     network = network_for(digits)
     defense = SplitFedDP(epsilon=50.0, smashed_clip=100.0, update_clip=1.0)
     seen, _ = split_under(digits, network, defense)
-    view = split_view(parse_view(seen)[-1], dtype=torch.float32, device=torch.device("cpu"))
+    ctx = context_for(digits, network, defense)
+    view = split_view(parse_view(seen)[-1], ctx, dtype=torch.float32)
     assert view is not None
     assert [type(m).__name__ for m in view.noises] == ["LaplaceNoise"]
     assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)

@@ -450,6 +450,8 @@ class Clients:
             apart = torch.cat([view.make(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())
+        if floor == 0:  # what is drawn is not for these stages
+            return None
         together = None
         if variance.numel() <= _CORRELATED:
             rows = apart.flatten(1).double()

@@ -117,7 +117,7 @@ class Evidence:
         zone = find_opened(release)
         mechanisms = [] if zone else release.acting
         self.noise: Mechanism | None = None if zone else release.noise
-        self.view = split_view(release, dtype=dtype, device=ctx.device)
+        self.view = split_view(release, ctx, dtype=dtype)
         self.returned = None if self.view is None else self.clients.returned_gradient(self.view)
         self.spread: Spread | None = None
         if self.view is not None:

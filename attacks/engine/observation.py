@@ -20,6 +20,7 @@ from bench.api import (
     Message,
     NetworkView,
     Part,
+    RandomLayer,
     Seen,
     State,
     as_kind,
@@ -32,6 +33,7 @@ SLOPES, PATCHES = "smashed_gradient", "patches"
 """Kinds of the messages, and names of the one part, with cut-layer activations and the gradient
 returned for them; kind of a mixer's, one part per client."""
 LABELS, FEATURES, FEATURES_GRADIENT = "labels", "features", "features_gradient"
+_TINY = 1e-30
 _TO_CLIENTS = (SLOPES, FEATURES)
 
 BySample = list[tuple[Tensor, Tensor]]
@@ -243,7 +245,7 @@ def parse(seen: Seen) -> Release:
             if name == SMASHED:
                 present = _own_patches(seen, values, present, step)
             by_sample.setdefault(name, []).append((values, present))
-    return Release(
+    release = Release(
         seen=seen,
         before=seen.before,
         after=seen.after,
@@ -253,6 +255,39 @@ def parse(seen: Seen) -> Release:
         samples=int(known["samples"]),
         batch=int(known["batch"]),
         steps=int(known["local_steps"]),
+    )
+    return _read_random_layer(release) if release.samples * release.steps == 1 else release
+
+
+def find_random_layer(release: Release) -> tuple[RandomLayer | None, str | None]:
+    """The mechanism and the name of its layer's weight, or None."""
+    layer = next((m for m in release.mechanisms if isinstance(m, RandomLayer)), None)
+    ending = "" if layer is None else f".{layer.name}.weight"
+    return layer, next((n for n in release.before if ending and n.endswith(ending)), None)
+
+
+def _read_random_layer(release: Release) -> Release:
+    """The release with what a random layer's gradients show of its only sample: the head's input
+    as smashed data, and the loss's slope by it. What comes after is random, and not compared."""
+    layer, name = find_random_layer(release)
+    bias = f"{name}".removesuffix("weight") + "bias"
+    acting = [m for m in release.acting if m != layer]
+    if name is None or acting or not release.uploads:
+        return release
+    sent = [as_kind(u, "gradient", base=release.before, lr=release.lr) for u in release.uploads]
+    if not all({name, bias} <= set(u.parts) for u in sent):
+        return release
+    each = [_stack([u.parts[n] for u in sent]) for n in (name, bias)]
+    if not all(bool(there.all()) for _, there in each):
+        return release
+    weight, slope = (values.double() for values, _ in each)
+    given = (slope[:, None] @ weight) / slope.square().sum(dim=1)[:, None, None].clamp_min(_TINY)
+    back = slope[:, None] @ release.before[name].double()
+    told = [[(v, torch.ones_like(v, dtype=torch.bool))] for v in (given, back)]
+    return replace(
+        release,
+        by_sample={**release.by_sample, SMASHED: told[0], SLOPES: told[1]},
+        mechanisms=tuple(m for m in release.mechanisms if m != layer),
     )
 
 
@@ -500,9 +535,9 @@ def read_smashed(release: Release) -> BySample:
     return sent
 
 
-def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) -> SplitView | None:
+def split_view(release: Release, ctx: Context, *, dtype: torch.dtype) -> SplitView | None:
     """See `SplitView`; None where no smashed data was seen. Raises as `read_smashed`."""
-    sent = read_smashed(release)
+    sent, device = read_smashed(release), ctx.device
     if not sent:
         return None
     values, present = sent[0][0].to(device, dtype), sent[0][1].to(device)
@@ -511,7 +546,7 @@ def split_view(release: Release, *, dtype: torch.dtype, device: torch.device) ->
         for (slopes, _), (_, there) in zip(release.by_sample.get(SLOPES, []), sent, strict=False)
     ]
     return SplitView(
-        cut=str(release.seen.known["cut"]),
+        cut=str(release.seen.known.get("cut", ctx.network.cuts[-1])),
         values=values,
         present=present,
         slopes=torch.stack(returned, dim=1) if len(returned) == release.steps else None,
@@ -558,4 +593,6 @@ def nothing_to_match(release: Release) -> str | None:
 
 def lawless(release: Release) -> str | None:
     """Why what was seen cannot be compared with candidates as it deserves, or None."""
-    return without_law([m for m in release.mechanisms if m.of in (*UPLOAD_KINDS, SMASHED)])
+    acting = [m for m in release.mechanisms if m.of in (*UPLOAD_KINDS, SMASHED)]
+    one_step = release.steps == 1  # whose draws are looked for (see `with_private_parts`)
+    return without_law([m for m in acting if not (one_step and isinstance(m, RandomLayer))])

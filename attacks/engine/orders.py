@@ -267,7 +267,7 @@ def _places(last: ComponentEvidence, others: Sequence[ComponentEvidence]) -> lis
 def _component_evidence(release: Release, ctx: Context) -> ComponentEvidence:
     """By a linear regression of public activations on the components of their images, whose
     residuals are taken for independent noise beside that of the defense."""
-    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    view = split_view(release, ctx, dtype=torch.float64)
     assert view is not None
     weights = {n: v.double() for n, v in network_weights(release, ctx).items()}
     x = ctx.aux_x[:_PUBLIC_IMAGES].double().to(ctx.device)
@@ -318,7 +318,7 @@ def unite(release: Release, ctx: Context) -> Release:
     stages, on public samples, counts as noise. Unchanged where an epoch is one step.
     """
     samples, batch = release.samples, release.batch
-    view = None if samples == batch else split_view(release, dtype=torch.float64, device=ctx.device)
+    view = None if samples == batch else split_view(release, ctx, dtype=torch.float64)
     if view is None:
         return release
     count = samples // batch
@@ -384,7 +384,7 @@ def link(releases: list[Release], ctx: Context, *, apart: bool = True) -> list[R
     """
     releases = [unite(one, ctx) for one in releases]
     last = releases[-1]
-    view = split_view(last, dtype=torch.float64, device=ctx.device)
+    view = split_view(last, ctx, dtype=torch.float64)
     if view is None or last.steps == 1 or not last.uploads:
         return line_up(releases, ctx)
     names = list(view.below(ctx.network, last.before))
@@ -400,7 +400,7 @@ def link(releases: list[Release], ctx: Context, *, apart: bool = True) -> list[R
 def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Release]:
     """The epochs of one round but the first; names: tensors whose way through it is known."""
     ends, later = _ends(release, names), []
-    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    view = split_view(release, ctx, dtype=torch.float64)
     assert view is not None
     start = {n: release.before[n].double() for n in names}
     for epoch in range(1, release.steps // release.of_epoch):

@@ -27,11 +27,12 @@ from attacks.engine.observation import (
     OwnValues,
     Release,
     SplitView,
+    find_random_layer,
     split_view,
     withheld,
 )
 from attacks.engine.optimisers import minimise_in_chunks
-from bench.api import Context, SmashedNoise, State
+from bench.api import Context, RandomLayer, SmashedNoise, State
 from bench.toolkit.batches import soft_cross_entropy
 
 STEPS = (100, 300)
@@ -81,7 +82,7 @@ def with_private_parts(releases: list[Release], ctx: Context) -> list[Release]:
     """
     estimates = [_remember(one, ctx) for one in releases]
     kept = {n for one in estimates if one.own is not None for n in one.own.sizes}
-    sizes = {n: v.numel() for n, v in releases[-1].before.items() if n in kept}
+    sizes = {n: v.numel() for n, v in estimates[-1].before.items() if n in kept}
     return [
         one if one.own is None else replace(one, own=replace(one.own, sizes=sizes))
         for one in estimates
@@ -107,10 +108,28 @@ def _remember(release: Release, ctx: Context) -> Release:
     return estimate
 
 
+def _with_draws(release: Release, layer: RandomLayer, name: str) -> Release:
+    """The release as if what a random layer drew were values of the client's own, from N(0, I)."""
+    drawn = name.removesuffix(f"{layer.name}.weight") + layer.noise
+    zeros = release.before[name].new_zeros(release.samples, layer.width)
+    own = OwnValues(
+        kept={drawn: torch.ones_like(zeros, dtype=torch.bool)[None]},
+        centre={drawn: zeros},
+        scale={drawn: 1.0},
+        sizes={drawn: zeros.numel()},
+    )
+    mechanisms = tuple(m for m in release.mechanisms if m != layer)
+    before = {**release.before, drawn: zeros}
+    return replace(release, before=before, own=own, mechanisms=mechanisms)
+
+
 def _estimate(release: Release, ctx: Context) -> Release:
+    layer, name = find_random_layer(release)
+    if layer is not None and name is not None:
+        return _with_draws(release, layer, name) if release.steps == 1 else release
     if release.epoch or release.round == 0:  # an epoch is of clients that kept nothing
         return release
-    view = split_view(release, dtype=torch.float64, device=ctx.device)
+    view = split_view(release, ctx, dtype=torch.float64)
     if view is not None:
         drift = Drift(release, ctx, view)
         best = drift.surrogate() if drift.any else None

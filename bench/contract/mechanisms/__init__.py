@@ -9,7 +9,14 @@ from bench.contract.mechanisms.additive import (
     SmashedNoise,
     average,
 )
-from bench.contract.mechanisms.base import Clip, Mechanism, Prepared, squared_distance, without_law
+from bench.contract.mechanisms.base import (
+    Clip,
+    Mechanism,
+    Prepared,
+    RandomLayer,
+    squared_distance,
+    without_law,
+)
 from bench.contract.mechanisms.bits import BernoulliMask
 from bench.contract.mechanisms.bounded import AdaptiveTwoPoint, Piecewise, TwoPoint
 from bench.contract.mechanisms.quantised import FixedPoint, Quantised, Sparsified
@@ -29,6 +36,7 @@ __all__ = [
     "Piecewise",
     "Prepared",
     "Quantised",
+    "RandomLayer",
     "SignPerturbation",
     "SmashedNoise",
     "Sparsified",

@@ -315,3 +315,22 @@ class Clip(Mechanism):
 
     def apply(self, values: Tensor) -> Tensor:
         return values * self.shrinkage(values).view(-1, *[1] * (values.dim() - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomLayer(Mechanism):
+    """The head got noise after a linear layer of the defense's own, beside its other input none.
+
+    The gradient of one sample shows what such a layer got and the loss's slope by it, however
+    random that is; of several samples it has no law.
+
+    Attributes:
+        name: Of the layer in the head's stage; `STAGE.name.weight` [O, F] has a bias.
+        noise: Of what is drawn from N(0, I) for a step's samples; a simulated step takes it from a
+            variable `STAGE.noise` [B, width].
+        width: See `noise`.
+    """
+
+    name: str
+    noise: str
+    width: int

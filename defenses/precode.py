@@ -1,0 +1,139 @@
+"""PRECODE: a random layer before the head, so that gradients depend on what nobody else knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.nn.functional import linear, softplus
+
+from bench.api import (
+    Defense,
+    Event,
+    Facts,
+    Loss,
+    Mechanism,
+    NetworkView,
+    RandomLayer,
+    State,
+    Strength,
+    Unprotected,
+)
+from bench.toolkit.batches import soft_cross_entropy
+from bench.toolkit.settings import Limits
+from bench.toolkit.vectors import gaussian_like, uniform_like
+
+ENCODER, DECODER, NOISE = "encoder", "decoder", "noise"
+"""The two layers, and the draws, in names of the head's stage."""
+_SAMPLES = 256
+"""Of a step, at most: as many draws are made whatever its samples are."""
+_TINY = 1e-12
+
+
+@dataclass(kw_only=True, eq=False)
+class Precode(Defense):
+    """Puts a variational bottleneck before the head, which adds noise to what the head gets.
+
+    A linear layer turns the features into means mu and, by softplus, deviations s of a code; a
+    second one turns z = mu + s e, e from N(0, I) for every sample, back into as many features. To
+    the loss comes `weight` times the divergence of N(mu, s^2) from N(0, I) in bits. Evaluation
+    takes z = mu.
+
+    Args:
+        width: Of the code.
+        weight: Of the divergence.
+
+    Departure: under split protocols, where no client has the whole network, nothing is added.
+    Source: Scheliga, Maeder, Seeland, WACV 2022 (PRECODE), as in its code. With one sample, layers
+    with a bias show what they got, however random that is: Balunovic et al., arXiv:2111.04706.
+    """
+
+    owns = frozenset({"variables", "gradient"})
+    strength = Strength(setting="weight", weak=1e-6, strong=10.0)
+    source = "Scheliga et al., WACV 2022 (PRECODE)"
+    width: Annotated[int, Limits("values of the code", least=1, most=10_000)] = 256
+    weight: Annotated[float, Limits("of the divergence", least=0)] = 1e-3
+
+    def extra_parameters(
+        self, network: NetworkView, params: State, stages: Sequence[str], rng: torch.Generator
+    ) -> State:
+        """Weights and biases of both layers, U(+-1/sqrt(inputs))."""
+        weight, bias = network.head
+        head, features = weight.rpartition(".")[0], params[weight].shape[1]
+        if not {*network.cuts, head} <= set(stages):
+            return {}
+        if bias not in params:
+            raise ValueError(f"precode needs a head with a bias, but there is no '{bias}'.")
+        parameters: dict[str, Tensor] = {}
+        for layer, outputs, inputs in (
+            (ENCODER, 2 * self.width, features),
+            (DECODER, features, self.width),
+        ):
+            for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
+                uniform = uniform_like(params[weight].new_zeros(shape), rng=rng)
+                parameters[f"{head}.{layer}.{name}"] = (2 * uniform - 1) / inputs**0.5
+        return parameters
+
+    def draw(self, variables: State, const: State, rng: torch.Generator) -> State:
+        """e of every sample."""
+        if _find_head(variables) is None:
+            return {}
+        like = next(iter(variables.values()))
+        return {NOISE: gaussian_like(like.new_zeros(_SAMPLES, self.width), std=1.0, rng=rng)}
+
+    def realize(self, variables: State, const: State, draw: State) -> State:
+        """The head after both layers, which are one linear layer where z = mu."""
+        head = _find_head(variables)
+        if head is None:
+            return variables
+        layers = [f"{head}.{layer}.{n}" for layer in (ENCODER, DECODER) for n in ("weight", "bias")]
+        (inner, shift), (outer, more) = (
+            (variables[layers[i]], variables[layers[i + 1]]) for i in (0, 2)
+        )
+        last = variables[f"{head}.weight"] @ outer
+        network = {n: v for n, v in variables.items() if n not in layers}
+        network[f"{head}.weight"] = last @ inner[: self.width]
+        network[f"{head}.bias"] = (
+            last @ shift[: self.width]
+            + variables[f"{head}.weight"] @ more
+            + variables[f"{head}.bias"]
+        )
+        return network
+
+    def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
+        head = _find_head(variables)
+        if head is None:
+            return grad(loss)(variables, x, y)
+        noise = draw.get(NOISE, variables.get(f"{head}.{NOISE}"))
+
+        def total(variables: State, x: Tensor, y: Tensor) -> Tensor:
+            def layer(name: str, given: Tensor) -> Tensor:
+                return linear(given, variables[f"{name}.weight"], variables[f"{name}.bias"])
+
+            *_, features, _ = loss.outputs(variables, x).values()
+            mean, wide = layer(f"{head}.{ENCODER}", features).split(self.width, dim=1)
+            std = softplus(wide)
+            code = mean if noise is None else mean + std * noise[: len(x)]
+            logits = layer(head, layer(f"{head}.{DECODER}", code))
+            apart = mean.square() + std.square() - 2 * (std + _TINY).log() - 1
+            bits = apart.sum(dim=1).mean() / (2 * math.log(2))
+            return soft_cross_entropy(logits, loss.targets(y)) + self.weight * bits
+
+        return grad(total)(variables, x, y)
+
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return (RandomLayer(of="gradient", name=ENCODER, noise=NOISE, width=self.width),)
+
+    def guarantee(self, facts: Facts) -> tuple[Event, ...]:
+        return (Unprotected(what="the update", why="its sensitivity to a sample is not bounded"),)
+
+
+def _find_head(variables: State) -> str | None:
+    """The stage with both layers, or None."""
+    ending = f".{ENCODER}.weight"
+    return next((n.removesuffix(ending) for n in variables if n.endswith(ending)), None)
