@@ -52,12 +52,14 @@ class PrunedNoise(Mechanism):
     prune: float
     noised: float
     noise: float
+    anneals = True
 
     def perturb(self, values: Tensor, rng: torch.Generator, weights: State) -> Tensor:
         """What is sent for rows [P, ...]; no `sample`, since a row's values share its chance."""
         size = values.abs()
         std = torch.cat([self._std(v).expand(v.numel()) for v in weights.values()]).to(values)
-        ranks = [p.argsort(dim=1).argsort(dim=1) / p.shape[1] for p in _split(size, weights)]
+        pieces = size.split([v.numel() for v in weights.values()], dim=1)
+        ranks = [p.argsort(dim=1).argsort(dim=1) / p.shape[1] for p in pieces]
         kept = torch.cat(ranks, dim=1) >= self.prune / 100
         loud = size.argsort(dim=1).argsort(dim=1) >= (1 - self.noised / 100) * size.shape[1]
         draws = torch.randn(values.shape, generator=rng, dtype=values.dtype)
@@ -78,12 +80,10 @@ class PrunedNoise(Mechanism):
         flat = seen.reshape(-1, len(stds))
         rms = flat.square().mean(dim=1, keepdim=True).sqrt().clamp_min(_TINY)
         exact, std = (softness * rms).expand_as(flat), stds.clamp_min(_TINY).expand_as(flat)
-        std = torch.where(self._calm(flat == 0), exact, std)
         least = [self._least(p).expand_as(p) for p in flat.abs().split(sizes, dim=1)]
-        bound = torch.maximum(torch.cat(least, dim=1), std)
+        bound, calm = torch.maximum(torch.cat(least, dim=1), std), self._calm(flat == 0)
+        std, bound = (torch.where(calm, exact, s) for s in (std, bound))
         return Prepared(_mixture, (seen, *(t.reshape(seen.shape) for t in (exact, std, bound))))
-
-    anneals = True
 
     def softness(self, heat: float = 0.0) -> float:
         return _EXACT ** (1 - heat)
@@ -109,10 +109,6 @@ class PrunedNoise(Mechanism):
 
     def _std(self, weights: Tensor) -> Tensor:
         return self.noise * weights.var().clamp(max=1).nan_to_num()
-
-
-def _split(rows: Tensor, weights: State) -> tuple[Tensor, ...]:
-    return rows.split([v.numel() for v in weights.values()], dim=1)
 
 
 def _mixture(

@@ -23,7 +23,7 @@ from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss
 from defenses.censor import NEAR, Censor, Turned
 from defenses.none import NoDefense
-from defenses.outpost import Outpost, PrunedNoise
+from defenses.outpost import Outpost, PrunedNoise, _mixture
 from defenses.precode import NOISE, Precode
 from defenses.soteria import Soteria
 from tests.conftest import context_for, network_for, seen_under
@@ -186,6 +186,29 @@ def test_outpost_prunes_each_tensor_and_noises_the_largest_values_of_all() -> No
     assert float(noise[~quiet].std()) == pytest.approx(std, rel=0.04)  # 5 errors of 8,000 draws
     spared = law.perturb(values.expand(4, -1), rng, {**weights, "wide": torch.zeros(10_000)})
     assert torch.equal(spared[:, :10_000] != 0, kept.expand(4, -1))
+
+
+def test_the_law_of_outpost_is_a_density_of_what_it_sends() -> None:
+    """Of every value that can be sent but 0, up to a constant, and its slope is its derivative."""
+    law = PrunedNoise(of="gradient", chance=1.0, prune=60.0, noised=20.0, noise=1.0)
+    base = {"w": torch.linspace(-1, 1, 200, dtype=torch.float64)}
+    grid = torch.linspace(-6, 6, 6001, dtype=torch.float64)
+    seen = torch.zeros(1, 200, dtype=torch.float64)
+    seen[0, :100] = 2.0  # half is 0: perturbed
+    for sent in (-1.0, 0.0, 2.0):
+        _, exact, std, bound = law.prepared(seen, 0.05, base=base).seen
+        each = [t[0, :1].expand(6001) for t in (exact, std, bound)]
+        loss, _ = _mixture(torch.full_like(grid, sent), grid, *each)
+        total = float(torch.trapezoid((-loss).exp()[grid != 0], grid[grid != 0]))
+        assert total == pytest.approx(3 * math.sqrt(2 * math.pi), rel=1e-3)
+    assert float(std[0, 0]) == pytest.approx(float(base["w"].var()))
+    sent = torch.linspace(-3, 3, 200, dtype=torch.float64)[None]
+    prepared = law.prepared(seen, 0.1, base=base)
+    moved = (prepared.misfit(sent + 1e-6)[0] - prepared.misfit(sent - 1e-6)[0]) / 2e-6
+    torch.testing.assert_close(prepared.misfit(sent)[1], moved, rtol=1e-4, atol=1e-4)
+    calm = law.prepared(torch.where(seen == 0, 1.0, seen), 0.1, base=base).seen
+    assert torch.equal(calm[1], calm[2])
+    assert torch.equal(calm[1], calm[3])
 
 
 def test_outpost_perturbs_as_often_as_its_decay_says() -> None:
