@@ -35,6 +35,7 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "dp_sgd": {"noise_multiplier": 3.0, "clip_norm": 1.0},
     "top_k": {"keep": 0.1},
     "quantise": {"how": "stochastic"},
+    "sparse_vector": {"noise_var": 20.0, "gamma": 0.01},
     "fedml_he": {"share": 0.1},
     "mask_crypt": {"share": 0.1},
     "ms_pafl": {"epsilon": 10000.0, "noise": "analytic", "clip_norm": 10.0, "check_in": 0.7},
