@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from bench.api import (
     Quantised,
     Unprotected,
 )
+from bench.contract.mechanisms.quantised import CODES, Rounding, block_sizes
 from bench.toolkit.vectors import change_uploads
 
-_BITS = {"qsgd": 4, "sign": 1, "int8": 8, "stochastic": 4}
+_BITS = {"qsgd": 4, "sign": 1, "int8": 8, "stochastic": 4, "nf4": 4, "fp4": 4}
 _MOST = 16
 
 
@@ -33,28 +33,30 @@ class Quantise(Defense):
     Args:
         how: qsgd, a sign and steps up to the tensor's largest magnitude, rounded at random; sign,
             the sign times the mean magnitude; int8, the nearest of 127 steps to either side;
-            stochastic, steps from the least to the largest value, rounded at random.
-        bits: Of one value: 1 for sign, 8 for int8; qsgd from 2 to 16, stochastic from 1 to 16.
-            None: 4 for these two.
+            stochastic, steps from the least to the largest value, rounded at random; nf4 and fp4,
+            the nearest of 16 and 15 shares of the largest magnitude of 64 values.
+        bits: Of one value: 1 for sign, 8 for int8, 4 for nf4 and fp4; qsgd from 2 to 16,
+            stochastic from 1 to 16. None: 4 for these two.
 
     Departures: QSGD's practical variant, which scales by the largest magnitude in place of the L2
     norm; its buckets are whole tensors, and its lossless code of the rounded values is left out.
     The sign of 0 counts as plus, since one bit has no third value. The scaled sign is that of
     Karimireddy et al.; signSGD's majority vote is replaced by the mean.
     Source: Alistarh et al., arXiv:1610.02132 (QSGD); Bernstein et al., arXiv:1802.04434 (signSGD);
-    Karimireddy et al., arXiv:1901.09847 (scale); Suresh et al., arXiv:1611.00429 (stochastic).
+    Karimireddy et al., arXiv:1901.09847 (scale); Suresh et al., arXiv:1611.00429 (stochastic);
+    Dettmers et al., arXiv:2305.14314 (nf4), by bitsandbytes, as NVFlare sends messages.
     """
 
     strength = None  # bits are whole numbers, few enough to list
     source = (
         "Alistarh et al., arXiv:1610.02132; Bernstein et al., arXiv:1802.04434; "
-        "Suresh et al., arXiv:1611.00429"
+        "Suresh et al., arXiv:1611.00429; Dettmers et al., arXiv:2305.14314"
     )
 
     def __init__(
         self,
         *,
-        how: Literal["qsgd", "sign", "int8", "stochastic"] = "qsgd",
+        how: Rounding = "qsgd",
         bits: int | None = None,
     ) -> None:
         if how not in _BITS:
@@ -80,6 +82,10 @@ class Quantise(Defense):
     def _round(self, part: Part, rng: torch.Generator) -> Part:
         """The part with its present values on the grid that they span."""
         shown = part.presence()
+        if self.how in CODES:  # whose blocks run over a tensor's values, sent or not
+            whole = torch.where(shown, part.values, 0.0).flatten().cpu()
+            values = self.law.sample(whole[None], rng).view_as(part.values).to(part.values)
+            return replace(part, values=values, bits=self.bits)
         given = part.values[shown].cpu()
         if not len(given):
             return replace(part, bits=self.bits)
@@ -89,8 +95,8 @@ class Quantise(Defense):
 
     def _grid(self, update: Message, parts: dict[str, Part]) -> Message:
         """The ends of every tensor's grid, without which the server cannot read it."""
-        ends = {n: _ends(p.values[p.presence()], self.how) for n, p in parts.items()}
-        grid = {n: Part(values=v) for n, v in ends.items() if len(v)}
+        some = {n: p for n, p in parts.items() if bool(p.presence().any())}
+        grid = {n: Part(values=_ends(p, self.how)) for n, p in some.items()}
         return replace(update, kind="grid", receiver=SERVER, parts=grid, sealed={})
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
@@ -100,10 +106,12 @@ class Quantise(Defense):
         return (Unprotected(what="the rounded values", why="rounding is no noise of a known size"),)
 
 
-def _ends(values: Tensor, how: str) -> Tensor:
-    """What a receiver needs of a grid: its lower and upper end, or one of two alike."""
-    if not len(values):
-        return values
+def _ends(part: Part, how: str) -> Tensor:
+    """What a receiver needs of a grid: its lower and upper end, or one of two alike, or that of
+    every block."""
+    if how in CODES:
+        return block_sizes(part.values.flatten()[None])[0]
+    values = part.values[part.presence()]
     if how == "stochastic":
         return torch.stack([values.min(), values.max()])
     return values.abs().max()[None]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from bench.api import Defense, Message, Quantised, Reconstruction
 from bench.contract.compose import Composed
+from bench.contract.mechanisms.quantised import BLOCK, CODES
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
@@ -23,7 +26,7 @@ from tests.conftest import context_for, network_for, seen_under
 from tests.matchers import evidence_for
 from tests.uploads import error_of, make_client, one_hot, uploads_of
 
-HOWS = ["qsgd", "sign", "int8", "stochastic"]
+HOWS = ["qsgd", "sign", "int8", "stochastic", "nf4", "fp4"]
 
 
 def sent(defense: Defense, *values: Tensor) -> list[Message]:
@@ -64,8 +67,47 @@ def test_every_value_takes_its_bits_and_every_tensor_its_grid(how: str) -> None:
     defense = Quantise(how=how)  # type: ignore[arg-type]
     update, grid = sent(defense, values, values[:16])
     assert update.n_bytes == (1016 * defense.bits + 7) // 8
-    assert grid.n_bytes == (16 if how == "stochastic" else 8)
-    assert len(update.parts["0"].values.unique()) <= 2**defense.bits
+    ends = {"stochastic": 4, "nf4": 17, "fp4": 17}.get(how, 2)  # 16 blocks and one
+    assert grid.n_bytes == 4 * ends
+    one_grid = update.parts["0"].values[: BLOCK if how in CODES else None]
+    assert len(one_grid.unique()) <= 2**defense.bits
+
+
+def test_codes_are_those_of_bitsandbytes() -> None:
+    """Normal quantiles by its create_normal_map; thresholds of its kernels (csrc/kernels.cu)."""
+    quantiles = [stats.norm.ppf(torch.linspace(0.9677083, 0.5, n)[:-1].numpy()) for n in (9, 8)]
+    positive, negative = (torch.from_numpy(q).sort().values for q in quantiles)
+    expected = torch.cat([-negative.flip(0), torch.zeros(1), positive]) / positive.max()
+    codes = {how: torch.tensor(CODES[how]) for how in ("nf4", "fp4")}
+    torch.testing.assert_close(codes["nf4"], expected.float())
+    middles = {how: (c[1:] + c[:-1]) / 2 for how, c in codes.items()}
+    known = [0.0397901, 0.1202553, 0.2035213, 0.2920138, 0.3893125, 0.5016634, 0.6427869, 0.8614784]
+    torch.testing.assert_close(middles["nf4"][7:], torch.tensor(known))
+    known = [0.00260417, 0.0859375, 0.20833333, 0.29166667, 0.4166667, 0.583333, 0.8333333]
+    torch.testing.assert_close(middles["fp4"][7:], torch.tensor(known))
+
+
+@pytest.mark.parametrize("how", ["nf4", "fp4"])
+def test_blocks_of_64_values_are_rounded_each_by_its_largest(how: str) -> None:
+    """By a loop, of a tensor whose last block is short; half of it is left out before."""
+    values = torch.randn(10, 15, generator=generator(0, "test blocks")) * torch.arange(10)[:, None]
+    codes = np.array(CODES[how])
+    for whole, defense in (
+        (values, Quantise(how=how)),  # type: ignore[arg-type]
+        (
+            torch.where(values.abs() > values.abs().median(), values, 0.0),
+            Composed({"top_k": TopK(keep=0.5, feedback=False), "q": Quantise(how=how)}),  # type: ignore[arg-type]
+        ),
+    ):
+        flat, expected = whole.flatten().double().numpy(), np.zeros(150)
+        for start in range(0, 150, 64):
+            block = flat[start : start + 64]
+            size = np.abs(block).max()
+            nearest = np.abs(block[:, None] / size - codes).argmin(axis=1)
+            expected[start : start + 64] = codes[nearest] * size
+        expected[flat == 0] = 0
+        part = sent(defense, whole)[0].parts["0"]
+        np.testing.assert_allclose(part.values.flatten().numpy(), expected, rtol=1e-6, atol=1e-12)
 
 
 def test_what_is_not_sent_is_not_on_the_grid() -> None:
@@ -110,7 +152,7 @@ def test_the_law_of_random_rounding_is_its_chance(bits: int) -> None:
 
 
 @pytest.mark.parametrize("softness", [0.1, 1.0])
-@pytest.mark.parametrize("how", ["qsgd", "sign", "stochastic", "int8"])
+@pytest.mark.parametrize("how", HOWS)
 def test_the_slope_of_the_law_is_its_derivative(how: str, softness: float) -> None:
     law = Quantise(how=how).law  # type: ignore[arg-type]
     values = torch.tensor([[1.0, -0.8, 0.33, 0.02, -0.1]], dtype=torch.float64)
@@ -154,10 +196,11 @@ def test_what_was_not_sent_has_no_part_in_the_size() -> None:
     assert float(slope[0, 2]) == 0
 
 
-def test_the_nearest_of_127_steps_is_an_interval_that_the_true_samples_hit(
-    digits: Dataset,
+@pytest.mark.parametrize("how", ["int8", "nf4"])
+def test_the_nearest_step_or_code_is_an_interval_that_the_true_samples_hit(
+    digits: Dataset, how: Any
 ) -> None:
-    network, defense = network_for(digits), Quantise(how="int8")
+    network, defense = network_for(digits), Quantise(how=how)
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
     context = context_for(digits, network, defense)
     uploads = evidence_for(seen, context, dtype=torch.float64).uploads
@@ -196,8 +239,8 @@ def test_noise_before_and_after_rounding_runs_and_is_told(digits: Dataset) -> No
 
 @pytest.mark.parametrize(
     "defense",
-    [TopK(keep=0.1), Quantise(how="sign"), Quantise(how="int8"), Quantise()],
-    ids=["top_k", "sign", "int8", "qsgd"],
+    [TopK(keep=0.1), Quantise(how="sign"), Quantise(how="int8"), Quantise(how="nf4"), Quantise()],
+    ids=["top_k", "sign", "int8", "nf4", "qsgd"],
 )
 def test_the_judge_prefers_what_is_closer_to_the_truth(digits: Dataset, defense: Defense) -> None:
     network = network_for(digits)

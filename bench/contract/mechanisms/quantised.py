@@ -165,7 +165,19 @@ def rounding_misfit(
     return -inside.log() + excess / softness, rest / (away * inside * step)
 
 
-Rounding = Literal["qsgd", "sign", "int8", "stochastic"]
+Rounding = Literal["qsgd", "sign", "int8", "stochastic", "nf4", "fp4"]
+_TWELFTHS = (1 / 16, 2, 3, 4, 6, 8, 12)
+CODES: Mapping[str, tuple[float, ...]] = {
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    "fp4": (*(-v / 12 for v in reversed(_TWELFTHS)), 0.0, *(v / 12 for v in _TWELFTHS)),
+}
+"""Values of bitsandbytes' 4-bit codes, as shares of a block's largest magnitude."""
+BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +190,8 @@ class Quantised(Mechanism):
         how: `qsgd`, a sign and one of 2^(bits - 1) - 1 steps up to the largest magnitude, rounded
             at random so that the mean is right; `stochastic`, one of 2^bits - 1 steps from the
             least to the largest value, rounded alike; `int8`, the nearest of 2^(bits - 1) - 1
-            steps to either side; `sign`, the sign times the mean magnitude.
+            steps to either side; `sign`, the sign times the mean magnitude; `nf4` and `fp4`, the
+            nearest of `CODES`, times the largest magnitude of 64 values of a tensor.
         bits: Of one value on the wire.
     """
 
@@ -213,11 +226,21 @@ class Quantised(Mechanism):
             return torch.where(wide < 0, -size, size).to(values)
         low, step = self._grids(wide, base)
         place = (wide - low) / step.clamp_min(TINY)
+        if self.how in CODES:
+            codes, _, index = self._nearest(place)
+            return (codes[index] * step).to(values)
         if self.random:
             drawn = torch.rand(place.shape, generator=rng, dtype=torch.float64)
             place = place.floor() + (drawn < place - place.floor())
         place = place.round().clamp(0 if self.how == "stochastic" else -self.steps, self.steps)
         return (low + place * step).to(values)
+
+    def _nearest(self, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes, the ends of the intervals that are rounded to them, and whose each share is
+        in."""
+        codes = torch.tensor(CODES[self.how]).to(shares)
+        middles = (codes[1:] + codes[:-1]) / 2
+        return codes, torch.cat([codes[:1], middles, codes[-1:]]), torch.bucketize(shares, middles)
 
     def _grids(self, values: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """(where the grid is 0, its step) for every value of rows, from noise-free values or from
@@ -230,6 +253,8 @@ class Quantised(Mechanism):
             elif self.how == "stochastic":
                 low = piece.amin(dim=1, keepdim=True)
                 step = (piece.amax(dim=1, keepdim=True) - low) / self.steps
+            elif self.how in CODES:
+                step = block_sizes(piece).repeat_interleave(BLOCK, dim=1)[:, : piece.shape[1]]
             else:
                 step = piece.abs().amax(dim=1, keepdim=True) / self.steps
             lows.append(low.expand_as(piece))
@@ -240,10 +265,10 @@ class Quantised(Mechanism):
         return SOFTEST ** (1 - heat) if self.how == "sign" else SOFTNESS
 
     def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
-        """The chance of what was seen where it is random; of `int8` the squared distance to the
-        interval that is rounded to it; of `sign` the chance of the sign beside logistic noise of
-        `softness` times the mean magnitude, and of that mean beside its own: signs alone are right
-        for ever smaller values.
+        """The chance of what was seen where it is random; of `int8`, `nf4` and `fp4` the squared
+        distance to the interval that is rounded to it; of `sign` the chance of the sign beside
+        logistic noise of `softness` times the mean magnitude, and of that mean beside its own:
+        signs alone are right for ever smaller values.
         """
         if self.how == "sign":
             sizes = _sizes(seen, base)
@@ -253,7 +278,16 @@ class Quantised(Mechanism):
         step = self._grids(seen, base)[1]
         if self.how == "int8":
             return Prepared(outside, (seen - step / 2, seen + step / 2))
+        if self.how in CODES:
+            _, ends, index = self._nearest(seen / step.clamp_min(TINY))
+            return Prepared(outside, (ends[index] * step, ends[index + 1] * step))
         return Prepared(partial(rounding_misfit, softness=softness), (seen, step.clamp_min(TINY)))
+
+
+def block_sizes(rows: Tensor) -> Tensor:
+    """Largest magnitudes of every `BLOCK` values of rows [P, N], of the last ones too."""
+    padded = torch.nn.functional.pad(rows.abs(), (0, -rows.shape[1] % BLOCK))
+    return padded.view(len(rows), -1, BLOCK).amax(dim=2)
 
 
 def _sizes(rows: Tensor, base: Base) -> list[int]:
