@@ -10,6 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "docs"))
 import canaries
 import formulas
 import hooks
+import parameter_efficient
 import printed
 
-__all__ = ["canaries", "formulas", "hooks", "printed"]
+__all__ = ["canaries", "formulas", "hooks", "parameter_efficient", "printed"]

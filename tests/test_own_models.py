@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import bench
 from attacks.engine.clients import ObservedTraining, Simulated, layered_gradient
 from bench.cli import app
+from bench.contract.messages import UPLOAD_KINDS
+from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.keys import Code
@@ -29,6 +31,10 @@ from bench.seeding import generator
 from bench.suite import Suite
 from defenses.none import NoDefense
 from tests import strangers
+from tests.conftest import context_for, seen_under
+from tests.docs_modules import parameter_efficient
+from tests.matchers import evidence_for
+from tests.uploads import one_hot
 
 FILE = Path(strangers.__file__).relative_to(Path.cwd())
 CLASSES = 5
@@ -480,3 +486,40 @@ def test_the_python_api_takes_a_module_with_the_parameters_that_it_has(tmp_path:
     assert hand(nn.Linear(2, 2)) != hand(nn.Linear(2, 2))
     with pytest.raises(UserError, match="was handed to another process"):
         build("handed:Net-000000000000", shape=(1, 16, 16), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("train", "sent"),
+    [
+        ("all", {"body/1.weight", "body/1.bias", "body/3.weight", "body/3.bias"}),
+        ("head", set()),
+        ("adapters", {"body/1.a", "body/1.b", "body/3.a", "body/3.b"}),
+    ],
+)
+def test_of_a_network_trained_in_part_only_that_part_is_sent_and_attacked(
+    tmp_path: Path, digits: Dataset, train: str, sent: set[str]
+) -> None:
+    """A run's bytes are those of the trained values, and its attack rebuilds from these alone."""
+    file = Path(parameter_efficient.__file__).relative_to(Path.cwd())
+    model = {"model": f"{file}:Perceptron", "model_settings": {"train": train, "rank": 2}}
+    fedavg = {"name": "fedavg", "clients": 3, "rounds": 2, "local_steps": 2, "lr": 0.5}
+    suite = TINY | {
+        "protocol": fedavg,
+        "tasks": [{"dataset": "digits", **model}],
+        "attacks": [{"name": "idlg"}, {"name": "ilrg"}],
+    }
+    results = bench.run(suite, out=tmp_path, jobs=0, progress=False)
+    assert results.failures == []
+    network = build(model["model"], shape=(1, 16, 16), classes=10,
+                    settings=model["model_settings"])  # fmt: skip
+    assert isinstance(network, ModuleNetwork)
+    seen, truth = seen_under(digits, network, NoDefense(), clients=2)
+    uploads = [m for m in seen.messages if m.kind in UPLOAD_KINDS]
+    trained = sent | {"head.weight", "head.bias"}
+    assert all(set(m.parts) == trained for m in uploads)
+    assert results.rows[0]["bytes_up"] == 3 * uploads[0].n_bytes
+    evidence = evidence_for(seen, context_for(digits, network, NoDefense()), dtype=torch.float64)
+    assert evidence.uploads is not None
+    assert set(evidence.uploads.names) == trained
+    missed = evidence.uploads.misfit(truth.x.double(), one_hot(truth), torch.arange(2))
+    assert float(missed.max()) < 1e-9
