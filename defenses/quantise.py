@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from bench.api import (
     Quantised,
     Unprotected,
 )
-from bench.contract.mechanisms.quantised import CODES, Rounding, block_sizes
 from bench.toolkit.vectors import change_uploads
 
 _BITS = {"qsgd": 4, "sign": 1, "int8": 8, "stochastic": 4, "nf4": 4, "fp4": 4}
@@ -56,7 +56,7 @@ class Quantise(Defense):
     def __init__(
         self,
         *,
-        how: Rounding = "qsgd",
+        how: Literal["qsgd", "sign", "int8", "stochastic", "nf4", "fp4"] = "qsgd",
         bits: int | None = None,
     ) -> None:
         if how not in _BITS:
@@ -82,7 +82,7 @@ class Quantise(Defense):
     def _round(self, part: Part, rng: torch.Generator) -> Part:
         """The part with its present values on the grid that they span."""
         shown = part.presence()
-        if self.how in CODES:  # whose blocks run over a tensor's values, sent or not
+        if self.law.in_blocks:
             whole = torch.where(shown, part.values, 0.0).flatten().cpu()
             values = self.law.sample(whole[None], rng).view_as(part.values).to(part.values)
             return replace(part, values=values, bits=self.bits)
@@ -96,22 +96,21 @@ class Quantise(Defense):
     def _grid(self, update: Message, parts: dict[str, Part]) -> Message:
         """The ends of every tensor's grid, without which the server cannot read it."""
         some = {n: p for n, p in parts.items() if bool(p.presence().any())}
-        grid = {n: Part(values=_ends(p, self.how)) for n, p in some.items()}
+        grid = {n: Part(values=self._ends(p)) for n, p in some.items()}
         return replace(update, kind="grid", receiver=SERVER, parts=grid, sealed={})
+
+    def _ends(self, part: Part) -> Tensor:
+        """What a receiver needs of a grid: its lower and upper end, or one of two alike, or that
+        of every block."""
+        if self.law.in_blocks:
+            return self.law.block_sizes(part.values.flatten()[None])[0]
+        values = part.values[part.presence()]
+        if self.how == "stochastic":
+            return torch.stack([values.min(), values.max()])
+        return values.abs().max()[None]
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return (self.law,)
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (Unprotected(what="the rounded values", why="rounding is no noise of a known size"),)
-
-
-def _ends(part: Part, how: str) -> Tensor:
-    """What a receiver needs of a grid: its lower and upper end, or one of two alike, or that of
-    every block."""
-    if how in CODES:
-        return block_sizes(part.values.flatten()[None])[0]
-    values = part.values[part.presence()]
-    if how == "stochastic":
-        return torch.stack([values.min(), values.max()])
-    return values.abs().max()[None]

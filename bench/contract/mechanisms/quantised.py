@@ -215,6 +215,17 @@ class Quantised(Mechanism):
         return self.how == "sign"
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether every `BLOCK` values of a tensor, sent or not, have a grid of their own."""
+        return self.how in CODES
+
+    @staticmethod
+    def block_sizes(rows: Tensor) -> Tensor:
+        """Largest magnitudes of every `BLOCK` values of rows [P, N], of the last ones too."""
+        padded = torch.nn.functional.pad(rows.abs(), (0, -rows.shape[1] % BLOCK))
+        return padded.view(len(rows), -1, BLOCK).amax(dim=2)
+
+    @property
     def steps(self) -> int:
         """Of the grid, from 0 or from its lower end."""
         return 2**self.bits - 1 if self.how == "stochastic" else max(1, 2 ** (self.bits - 1) - 1)
@@ -226,7 +237,7 @@ class Quantised(Mechanism):
             return torch.where(wide < 0, -size, size).to(values)
         low, step = self._grids(wide, base)
         place = (wide - low) / step.clamp_min(TINY)
-        if self.how in CODES:
+        if self.in_blocks:
             codes, _, index = self._nearest(place)
             return (codes[index] * step).to(values)
         if self.random:
@@ -253,8 +264,8 @@ class Quantised(Mechanism):
             elif self.how == "stochastic":
                 low = piece.amin(dim=1, keepdim=True)
                 step = (piece.amax(dim=1, keepdim=True) - low) / self.steps
-            elif self.how in CODES:
-                step = block_sizes(piece).repeat_interleave(BLOCK, dim=1)[:, : piece.shape[1]]
+            elif self.in_blocks:
+                step = self.block_sizes(piece).repeat_interleave(BLOCK, dim=1)[:, : piece.shape[1]]
             else:
                 step = piece.abs().amax(dim=1, keepdim=True) / self.steps
             lows.append(low.expand_as(piece))
@@ -278,16 +289,10 @@ class Quantised(Mechanism):
         step = self._grids(seen, base)[1]
         if self.how == "int8":
             return Prepared(outside, (seen - step / 2, seen + step / 2))
-        if self.how in CODES:
+        if self.in_blocks:
             _, ends, index = self._nearest(seen / step.clamp_min(TINY))
             return Prepared(outside, (ends[index] * step, ends[index + 1] * step))
         return Prepared(partial(rounding_misfit, softness=softness), (seen, step.clamp_min(TINY)))
-
-
-def block_sizes(rows: Tensor) -> Tensor:
-    """Largest magnitudes of every `BLOCK` values of rows [P, N], of the last ones too."""
-    padded = torch.nn.functional.pad(rows.abs(), (0, -rows.shape[1] % BLOCK))
-    return padded.view(len(rows), -1, BLOCK).amax(dim=2)
 
 
 def _sizes(rows: Tensor, base: Base) -> list[int]:
