@@ -85,7 +85,8 @@ class Quantise(Defense):
         if self.law.in_blocks:
             whole = torch.where(shown, part.values, 0.0).flatten().cpu()
             values = self.law.sample(whole[None], rng).view_as(part.values).to(part.values)
-            return replace(part, values=values, bits=self.bits)
+            blocks = self.law.block_sizes(whole[None]).numel()
+            return replace(part, values=values, bits=self.bits, grids=blocks)
         given = part.values[shown].cpu()
         if not len(given):
             return replace(part, bits=self.bits)

@@ -18,12 +18,14 @@ from bench.api import Defense, Message, Quantised, Reconstruction
 from bench.contract.compose import Composed
 from bench.contract.mechanisms.quantised import BLOCK, CODES
 from bench.data.dataset import Dataset
+from bench.registry import Registry
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from defenses.quantise import Quantise
 from defenses.sparsifiers import TopK
 from tests.conftest import context_for, network_for, seen_under
 from tests.matchers import evidence_for
+from tests.test_shipped_plugins_conform import FAST, failures
 from tests.uploads import error_of, make_client, one_hot, uploads_of
 
 HOWS = ["qsgd", "sign", "int8", "stochastic", "nf4", "fp4"]
@@ -108,6 +110,11 @@ def test_blocks_of_64_values_are_rounded_each_by_its_largest(how: str) -> None:
         expected[flat == 0] = 0
         part = sent(defense, whole)[0].parts["0"]
         np.testing.assert_allclose(part.values.flatten().numpy(), expected, rtol=1e-6, atol=1e-12)
+
+
+@FAST
+def test_codes_of_blocks_conform(registry: Registry, fast: bool) -> None:
+    assert failures(registry, "defense", "quantise", {"how": "nf4"}, fast=fast) == []
 
 
 def test_what_is_not_sent_is_not_on_the_grid() -> None:

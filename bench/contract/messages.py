@@ -38,12 +38,14 @@ class Part:
         bits: The wire size of one value.
         absent: What is so of a coordinate that is not sent: `kept`, the client withholds it and
             goes on with its own value; `zero`, its update (or gradient, or activation) is 0.
+        grids: Of how many grids of 2^bits values those sent are. A receiver must be sent them too.
     """
 
     values: Tensor
     present: Tensor | None = None
     bits: int = 32
     absent: Absent = "kept"
+    grids: int = 1
 
     @property
     def n_bytes(self) -> int:

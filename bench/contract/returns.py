@@ -186,7 +186,7 @@ def _part(what: str, part: Any, *, like: Tensor | None) -> Problem:
     sent = values.detach() if present is None else values.detach()[present]
     if sent.is_floating_point() and not bool(torch.isfinite(sent).all()):
         return f"returned {what} with values that are NaN or infinite"
-    if part.bits < 24 and sent.numel() and len(sent.unique()) > 2**part.bits:
+    if part.bits < 24 and sent.numel() and len(sent.unique()) > part.grids * 2**part.bits:
         return (
             f"returned {what} with {len(sent.unique())} different values in {part.bits} bit(s) "
             "each, which cannot tell them apart"
