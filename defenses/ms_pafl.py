@@ -191,12 +191,9 @@ class MSPAFL(Defense):
         """The exact Gaussian over the uploads that happened, with no amplification: the server
         sees who uploads, and a record once sampled stays in the private half and moves later
         uploads (CLAIMS: Theorems 2-4 are violated)."""
-        return (
-            Gaussian(
-                sensitivity=2 * self.clip_norm, std=self.std, unit="record", count=facts.releases
-            ),
-            Withheld(what="the private parameters"),
-        )
+        moves, count = 2 * self.clip_norm, facts.releases
+        noised = Gaussian(sensitivity=moves, std=self.std, unit="record", count=count)
+        return (noised, Withheld(what="the private parameters"))
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Theorem 4 for the global model over all rounds, with the largest check-in probability;
@@ -219,17 +216,6 @@ class MSPAFL(Defense):
         """(epsilon, delta) of Theorem 4 over all rounds."""
         one = self._one_round(facts)
         return theorems.compose(*one, rounds=facts.rounds, delta_tilde=self.delta_tilde)
-
-    def _one_client(self, facts: Facts) -> float:
-        """Epsilon of Theorem 3 over all rounds, for C = 1 as in the paper."""
-        return theorems.local_total(
-            p=self._most(),
-            q=self._rate(facts),
-            epsilon=self.epsilon,
-            delta=self.delta,
-            rounds=facts.rounds,
-            clip_norm=1.0,
-        )
 
     def _most(self) -> float:
         return max(p for row in self.table for p in row)

@@ -1,4 +1,4 @@
-"""MS-PAFL's Theorems 1 to 4 as the paper prints them.
+"""MS-PAFL's Theorems 2 and 4 as the paper prints them, and what they need.
 
 p: chance that a client checks in. q: chance that a round's subsample holds a given record.
 epsilon, delta: local budget of one upload.
@@ -31,22 +31,6 @@ def single_round(
     if off >= 1:
         return math.inf, 1.0
     return _log_mix(p / (1 - off), 2 * q * epsilon), off + p * q * delta / (1 - off)
-
-
-def local_total(
-    *, p: float, q: float, epsilon: float, rounds: int, delta: float, clip_norm: float
-) -> float:
-    """Theorem 3 (Eq. 22) with `c0`: claimed epsilon of one client at `delta`; inf at q = 1."""
-    if p * rounds == 0:
-        return 0.0
-    if q >= 1:
-        return math.inf
-    return c0(delta=delta, clip_norm=clip_norm) * q * epsilon * math.sqrt(p * rounds / (1 - q))
-
-
-def c0(*, delta: float, clip_norm: float) -> float:
-    """Theorem 3's constant by Eq. C.8, which depends on the unit of the weights."""
-    return math.sqrt(math.log(1 / delta) / math.log(1.25 / delta)) / (2 * clip_norm)
 
 
 def compose(

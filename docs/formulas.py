@@ -193,6 +193,9 @@ def _(d: MSPAFL, facts: Facts) -> tuple[Formula, ...]:
     mu = 2 * d.clip_norm / d.std
     run = exact_gaussian_epsilon(mu=mu * math.sqrt(facts.releases), delta=facts.delta)
     late = linear_from(one, delta_tilde=d.delta_tilde) if one > 0 else math.inf
+    # For C = 1 as in the paper.
+    given = {"epsilon": d.epsilon, "delta": d.delta, "clip_norm": 1.0}
+    of_one_client = local_total(p=d._most(), q=d._rate(facts), rounds=facts.rounds, **given)
     return (
         Formula(
             name="std of the noise per public coordinate",
@@ -226,7 +229,7 @@ def _(d: MSPAFL, facts: Facts) -> tuple[Formula, ...]:
         Formula(
             name="epsilon of one client over the run",
             equation="Eq. 22 (Theorem 3)",
-            value=d._one_client(facts),
+            value=of_one_client,
             delta=d.delta,
             really=run,
             holds="It does not hold; its constant c_0 by Eq. C.8 depends on the unit of the "
@@ -440,6 +443,23 @@ def theorem3_radius(epsilon: float, *, uploads: int, beta: float) -> float:
 def amplified(epsilon: float, *, q: float) -> tuple[float, float]:
     """Theorem 1's 2 q epsilon, and the exact ln(1 + q (e^epsilon - 1)) of a stateless round."""
     return 2 * q * epsilon, theorems._log_mix(q, epsilon)
+
+
+def local_total(
+    *, p: float, q: float, epsilon: float, rounds: int, delta: float, clip_norm: float
+) -> float:
+    """MS-PAFL's Theorem 3 (Eq. 22): claimed epsilon of one client at `delta`; inf at q = 1."""
+    if p * rounds == 0:
+        return 0.0
+    if q >= 1:
+        return math.inf
+    constant = theorem3_constant(delta=delta, clip_norm=clip_norm)
+    return constant * q * epsilon * math.sqrt(p * rounds / (1 - q))
+
+
+def theorem3_constant(*, delta: float, clip_norm: float) -> float:
+    """Theorem 3's constant by Eq. C.8, which depends on the unit of the weights."""
+    return math.sqrt(math.log(1 / delta) / math.log(1.25 / delta)) / (2 * clip_norm)
 
 
 def linear_from(epsilon_c: float, *, delta_tilde: float) -> float:

@@ -338,7 +338,7 @@ COMPUTE: dict[str, Any] = {
         "T": [formulas.linear_from(e, delta_tilde=oracle.PAPER_DELTA) for e in i["eps_c"]]
     },
     "mspafl_c0": lambda i: {
-        f"c0_C{c:g}": theorems.c0(delta=i["delta"], clip_norm=c) for c in (1.0, 10.0)
+        f"c0_C{c:g}": formulas.theorem3_constant(delta=i["delta"], clip_norm=c) for c in (1.0, 10.0)
     },
     "mspafl_thm3_q": _thm3,
     "mspafl_server_view": _server_view,

@@ -19,6 +19,7 @@ from scipy.stats import binom, norm
 from bench.privacy.gaussian import classic_gaussian_std, exact_gaussian_epsilon, gaussian_delta
 from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL
+from tests.docs_modules import formulas
 
 PAPER_CLIENTS, PAPER_BETA, PAPER_DELTA, PAPER_CLIP = 100, 0.25, 1e-4, 1.0
 """Sec. V-A: N, beta, delta and C. delta_tilde is not stated; PAPER_DELTA is used for it too."""
@@ -33,7 +34,7 @@ def single_round(**given: Any) -> tuple[float, float]:
 
 
 def local_total(**given: Any) -> float:
-    return theorems.local_total(**({"delta": PAPER_DELTA, "clip_norm": PAPER_CLIP} | given))
+    return formulas.local_total(**({"delta": PAPER_DELTA, "clip_norm": PAPER_CLIP} | given))
 
 
 def noise_ratio(*, epsilon: float, delta: float) -> float:
