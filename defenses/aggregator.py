@@ -215,11 +215,8 @@ class CentralNoise(Defense):
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
         """Each of the round's clients has its share of the noise on the sum."""
         norm = _clip_told(round.messages, self.clip_norm)
-        std = self.std * self.spread(_round_of(round.messages)) * norm
-        return (
-            Clip(of="update", norm=norm),
-            GaussianNoise(of="update", std=std / math.sqrt(round.clients)),
-        )
+        std = self.std * self.spread(_round_of(round.messages)) * norm / math.sqrt(round.clients)
+        return (Clip(of="update", norm=norm), GaussianNoise(of="update", std=std))
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         """Of a client, added or removed, or replaced, proven by all that its releases tell."""

@@ -131,15 +131,10 @@ class BoundedLDP(Defense):
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record may change every value that is sent, whichever these are."""
         count, one = self.divide_budget(facts.parameters)
-        return (
-            RandomisedResponse(
-                epsilon=one,
-                coordinates=count,
-                unit="record",
-                covers="values",
-                count=facts.releases,
-            ),
+        event = RandomisedResponse(
+            epsilon=one, coordinates=count, unit="record", covers="values", count=facts.releases
         )
+        return (event,)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         """The std is of what is sent for a value at the centre of its range."""

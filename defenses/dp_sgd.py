@@ -80,14 +80,9 @@ class DPSGD(Defense):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing a record moves the clipped sum of each batch it is in by up to 2 clip_norm."""
-        return (
-            Gaussian(
-                sensitivity=2 * self.clip_norm,
-                std=self.noise_multiplier * self.clip_norm,
-                unit="record",
-                count=uses_of_a_record(facts),
-            ),
-        )
+        moves, std = 2 * self.clip_norm, self.noise_multiplier * self.clip_norm
+        uses = uses_of_a_record(facts)
+        return (Gaussian(sensitivity=moves, std=std, unit="record", count=uses),)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"uses_of_a_record": float(uses_of_a_record(facts))}

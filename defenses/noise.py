@@ -88,15 +88,11 @@ class GaussianUpdate(_ClippedNoise):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record moves a clipped update by up to 2 clip_norm."""
-        return (
-            Gaussian(
-                sensitivity=2 * self.clip_norm,
-                std=self.level,
-                unit="record",
-                count=facts.releases,
-                largest=self.clip_norm,
-            ),
+        norm, count = self.clip_norm, facts.releases
+        event = Gaussian(
+            sensitivity=2 * norm, std=self.level, unit="record", count=count, largest=norm
         )
+        return (event,)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"noise_std": self.level, "noise_norm_rms": self.level * facts.parameters**0.5}
@@ -129,14 +125,8 @@ class LaplaceUpdate(_ClippedNoise):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record moves a clipped update by up to 2 clip_norm in L1."""
-        return (
-            Laplace(
-                sensitivity=2 * self.clip_norm,
-                scale=self.level,
-                unit="record",
-                count=facts.releases,
-            ),
-        )
+        moves, count = 2 * self.clip_norm, facts.releases
+        return (Laplace(sensitivity=moves, scale=self.level, unit="record", count=count),)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         return {"noise_scale": self.level, "noise_std": self.level * 2**0.5}

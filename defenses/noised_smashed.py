@@ -9,6 +9,7 @@ is half the sum of (L2 sensitivity / std)^2 over what is released.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -145,31 +146,24 @@ class NoisedSmashed(Defense):
         The paper leaves those out: the client trains them on the raw samples, uploads them
         without noise, and passes all its later smashed data through them.
         """
-        count = record_uploads(facts)
+        noise = partial(Gaussian, unit="record", count=record_uploads(facts))
         events: list[Event] = []
         if (why := self._no_proof()) is not None:
             events.append(Unprotected(what="the smashed data", why=why))
         else:
             assert self.smashed_size is not None
             width = self.clip * math.sqrt(self.worst_share(facts) * self.smashed_size)
-            events.append(
-                Gaussian(sensitivity=width, std=self.smashed_std, unit="record", count=count)
-            )
+            events.append(noise(sensitivity=width, std=self.smashed_std))
         if self.label_std == 0:
             events.append(Unprotected(what="the labels", why="they carry no noise"))
         else:
-            length = math.sqrt(ONE_HOT)
-            events.append(
-                Gaussian(sensitivity=length, std=self.label_std, unit="record", count=count)
-            )
-        events.append(
-            Unprotected(
-                what="the update of the client-held layers",
-                why="it is computed from the raw samples and sent without noise, and it moves the "
-                "later smashed data of the client's other samples",
-            )
+            events.append(noise(sensitivity=math.sqrt(ONE_HOT), std=self.label_std))
+        update = Unprotected(
+            what="the update of the client-held layers",
+            why="it is computed from the raw samples and sent without noise, and it moves the "
+            "later smashed data of the client's other samples",
         )
-        return tuple(events)
+        return (*events, update)
 
     def _no_proof(self) -> str | None:
         if self.smashed_std == 0:

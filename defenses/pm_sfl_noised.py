@@ -234,12 +234,9 @@ class NoisedPMSFL(PMSFL):
     def _theta_noise(self, facts: Facts) -> Gaussian:
         """L2 sensitivity: sqrt(d) times the range of one coordinate when the noise is added."""
         width = 1.0 if self.variant == "printed" else 1 - 2 * self.clip
-        return Gaussian(
-            sensitivity=math.sqrt(self.count_masked(facts)) * width,
-            std=self._mask_std(self.count_masked(facts)),
-            unit="record",
-            count=facts.releases,
-        )
+        masked = self.count_masked(facts)
+        moves, std = math.sqrt(masked) * width, self._mask_std(masked)
+        return Gaussian(sensitivity=moves, std=std, unit="record", count=facts.releases)
 
     def constants(self, facts: Facts) -> dict[str, float | str]:
         constants = super().constants(facts)

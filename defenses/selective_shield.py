@@ -110,10 +110,8 @@ class SelectiveShield(EncryptedZone):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.taus, self.clips = (
-            list_setting("tau", self.tau),
-            list_setting("clip_norm", self.clip_norm),
-        )
+        self.taus = list_setting("tau", self.tau)
+        self.clips = list_setting("clip_norm", self.clip_norm)
         self._norm = max(self.clips)  # epsilon is the same for all, since noise is in units of it
         self.cycle = math.lcm(len(self.taus), len(self.clips))
 
@@ -157,9 +155,8 @@ class SelectiveShield(EncryptedZone):
         if self.update_from == "broadcast":
             return update
         offset = {n: local.start[n] - local.broadcast[n] for n in update.parts}
-        return update.with_parts(
-            {n: replace(p, values=p.values - offset[n]) for n, p in update.parts.items()}
-        )
+        moved = {n: replace(p, values=p.values - offset[n]) for n, p in update.parts.items()}
+        return update.with_parts(moved)
 
     def protect(self, update: Message, client: Client) -> Message:
         """What of an update is sent, in three zones."""
@@ -197,38 +194,28 @@ class SelectiveShield(EncryptedZone):
 
     # --- what is known and what is proven -------------------------------------------------------
     def mechanisms_in(self, round: Round) -> tuple[Mechanism, ...]:
-        return (
-            Clip(of="update", norm=self.clips[0]),
-            GaussianNoise(of="update", std=self.std(round.clients, self.clips[0])),
-        )
+        norm = self.clips[0]
+        std = self.std(round.clients, norm)
+        return (Clip(of="update", norm=norm), GaussianNoise(of="update", std=std))
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         """Replacing one record moves the clipped values by up to 2C; which coordinates they are,
         and the exact sum of the encrypted ones, are not noised at all."""
+        moves, std = 2 * self._norm, self.std(facts.sampled, self._norm)
         events: list[Event] = [
-            Gaussian(
-                sensitivity=2 * self._norm,
-                std=self.std(facts.sampled, self._norm),
-                unit="record",
-                count=facts.releases,
-            ),
+            Gaussian(sensitivity=moves, std=std, unit="record", count=facts.releases),
             Encrypted(what="each client's values in the encrypted zone"),
             Withheld(what="the personal zone"),
         ]
         if not self.public_masks:
-            events.append(
-                Unprotected(
-                    what="the masks",
-                    why="they are computed from the data, sent in plain sight, and show in which "
-                    "coordinates are absent: one record can flip them",
-                )
+            why = (
+                "they are computed from the data, sent in plain sight, and show in which "
+                "coordinates are absent: one record can flip them"
             )
+            events.append(Unprotected(what="the masks", why=why))
         if facts.broadcast:
-            events.append(
-                Unprotected(
-                    what="the sum of the encrypted zone", why="the new model shows it without noise"
-                )
-            )
+            why = "the new model shows it without noise"
+            events.append(Unprotected(what="the sum of the encrypted zone", why=why))
         return tuple(events)
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:

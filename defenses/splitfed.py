@@ -128,12 +128,8 @@ class SplitFedDP(Defense):
         the client's layers, unnoised, and with them every sample of the later batches.
         """
         samples = 1 + (facts.local_steps - 1) * min(facts.batch, facts.records)
-        smashed = Laplace(
-            sensitivity=2 * self.smashed_clip,
-            scale=self.smashed_scale,
-            unit="record",
-            count=facts.releases * samples,
-        )
+        moves, scale, count = 2 * self.smashed_clip, self.smashed_scale, facts.releases * samples
+        smashed = Laplace(sensitivity=moves, scale=scale, unit="record", count=count)
         return (smashed, *self.update.guarantee(facts))
 
     def constants(self, facts: Facts) -> dict[str, float | str]:

@@ -93,19 +93,15 @@ class SPM(Defense):
             return perturb(values, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)
 
         def upload(plain: Message) -> Message:
-            return replace_values(
-                plain, {n: perturb_values(p.values) for n, p in plain.parts.items()}
-            )
+            values = {n: perturb_values(p.values) for n, p in plain.parts.items()}
+            return replace_values(plain, values)
 
         return change_uploads(messages, self.target, local, upload)
 
     def mechanisms(self) -> tuple[Mechanism, ...]:
         low, high = scale_range(self.epsilon, self.variant)
-        return (
-            SignPerturbation(
-                of=self.target, keep=keep_probability(self.epsilon), low=low, high=high
-            ),
-        )
+        keep = keep_probability(self.epsilon)
+        return (SignPerturbation(of=self.target, keep=keep, low=low, high=high),)
 
     def claim(self, facts: Facts) -> tuple[float, float, str]:
         """Theorem 2: epsilon-LDP "for uploaded parameters", proven for one sign only."""
