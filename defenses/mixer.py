@@ -174,14 +174,13 @@ def mixtures(
         sent = {i: torch.where(uploads[i].presence(), uploads[i].values, 0.0) for i in ratio}
         smashed = [share(sent[i], r) for i, r in ratio.items()]
         targets = [r * labels[i] for i, r in ratio.items()] if labels else []
-        out.append(
-            Mixture(
-                smashed=reduce(torch.add, smashed),
-                cut="",  # left to the protocol
-                targets=reduce(torch.add, targets) if targets else None,
-                members=list(ratio.items()),
-            )
+        mixture = Mixture(
+            smashed=reduce(torch.add, smashed),
+            cut="",  # left to the protocol
+            targets=reduce(torch.add, targets) if targets else None,
+            members=list(ratio.items()),
         )
+        out.append(mixture)
     return out
 
 

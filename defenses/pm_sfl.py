@@ -217,10 +217,8 @@ class PMSFL(Defense):
         kept = torch.cat(
             [held.get(n, torch.zeros_like(v, dtype=torch.bool)).flatten() for n, v in after.items()]
         )
-        _, _, order = rank_changes(
-            torch.cat([before[n].flatten() for n in after]),
-            torch.cat([v.flatten() for v in after.values()]),
-        )
+        start = torch.cat([before[n].flatten() for n in after])
+        _, _, order = rank_changes(start, torch.cat([v.flatten() for v in after.values()]))
         order = torch.cat([order[kept[order]], order[~kept[order]]])
         chosen = torch.zeros_like(kept)
         chosen[order[: max(count, int(kept.sum()))]] = True

@@ -116,12 +116,10 @@ class ShareHolders(Party):
         arrived = {name for name in message.parts if name in self.held}
         if message.kind != _UNMASK or len(arrived) < uploads_needed(self.threshold, len(self.held)):
             return []
-        parts = {
-            f"{name} {_SEED if name in arrived else _SECRET}": _bytes_part(
-                box[_SEED if name in arrived else _SECRET]
-            )
-            for name, box in self.held.items()
-        }
+        parts = {}
+        for name, box in self.held.items():
+            told = _SEED if name in arrived else _SECRET
+            parts[f"{name} {told}"] = _bytes_part(box[told])
         self.held = {}  # a second question would tell the other secrets
         return [replace(message, sender=HOLDERS, receiver=message.sender, parts=parts)]
 
@@ -208,10 +206,8 @@ class SecureAggregation(Defense):
         shares = Sealed(n_bytes=2 * _BYTES, box={_SECRET: secret, _SEED: seed})
         told = Message(kind=_KEY, sender=client.id, receiver=EVERYONE, round=round)
         kept = Message(kind=_SHARES, sender=client.id, receiver=HOLDERS, round=round)
-        return [
-            told.with_parts({_KEY: _bytes_part(key)}),
-            replace(kept, sealed={_SHARES: shares}),
-        ]
+        kept = replace(kept, sealed={_SHARES: shares})
+        return [told.with_parts({_KEY: _bytes_part(key)}), kept]
 
     def hear(self, when: Stage, client: Client, heard: Sequence[Message]) -> None:
         if when == "upload" and _LONE not in client.plan:
@@ -267,14 +263,11 @@ class SecureAggregation(Defense):
     def _rehearse(self, state: State, uploads: Sequence[Message], server: Server) -> State:
         """Of updates that nobody masked; without any, of a round in which all dropped out."""
         model = dict(state)
+        updates = [as_kind(m, "update", base=server.state, lr=server.lr).parts for m in uploads]
         for name in model:
-            parts = [
-                as_kind(m, "update", base=server.state, lr=server.lr).parts[name].values
-                for m in uploads
-                if name in m.parts
-            ]
-            if parts:
-                model[name] = server.state[name] + torch.stack(parts).mean(dim=0)
+            values = [parts[name].values for parts in updates if name in parts]
+            if values:
+                model[name] = server.state[name] + torch.stack(values).mean(dim=0)
         return model
 
     def _mean(
@@ -291,10 +284,8 @@ class SecureAggregation(Defense):
                 f"to stay below 2^32, got {self.levels}."
             )
         who = {name: Part(values=torch.zeros(0), bits=1) for name in arrived}
-        question = Message(
-            kind=_UNMASK, sender=SERVER, receiver=HOLDERS, round=first.round, parts=who
-        )
-        answers = server.ask(question)
+        question = Message(kind=_UNMASK, sender=SERVER, receiver=HOLDERS, round=first.round)
+        answers = server.ask(question.with_parts(who))
         if not answers:
             return None
         told = {n: _bytes_of(p) for n, p in answers[0].parts.items()}
@@ -340,8 +331,5 @@ def _draw_bytes(rng: torch.Generator) -> bytes:
 
 def _keys(messages: Sequence[Message]) -> dict[str, int]:
     """Public keys by the clients that sent them."""
-    return {
-        m.sender: int.from_bytes(_bytes_of(m.parts[_KEY]), "big")
-        for m in messages
-        if m.kind == _KEY
-    }
+    sent = {m.sender: m.parts[_KEY] for m in messages if m.kind == _KEY}
+    return {name: int.from_bytes(_bytes_of(key), "big") for name, key in sent.items()}
