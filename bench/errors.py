@@ -31,24 +31,13 @@ class UnfitError(UserError):
     error of a run."""
 
 
-class Complaints:
-    """What several checks find wrong, told in one go."""
-
-    def __init__(self) -> None:
-        self._sentences: dict[str, None] = {}
-
-    @contextmanager
-    def note(self) -> Iterator[None]:
-        """A check that may raise a UserError, whose sentence is kept."""
-        try:
-            yield
-        except UserError as error:
-            self._sentences[str(error)] = None
-
-    def tell(self) -> None:
-        """Raise UserError with all sentences, if there are any."""
-        if self._sentences:
-            raise UserError(" ".join(self._sentences))
+@contextmanager
+def noting(problems: dict[str, None]) -> Iterator[None]:
+    """A check that may raise a UserError, whose sentence becomes one of the problems."""
+    try:
+        yield
+    except UserError as error:
+        problems[str(error)] = None
 
 
 def problem(error: ValidationError) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from bench import models
 from bench.contract.defense import Defense
 from bench.data.partition import enough
-from bench.errors import Complaints, UserError
+from bench.errors import UserError, noting
 from bench.harness.attack import Attacking
 from bench.harness.environment import (
     Environment,
@@ -93,7 +93,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         UserError: With a sentence for each thing that is wrong.
     """
     place = plan.suite.name
-    problems = Complaints()
+    problems: dict[str, None] = {}
     # Of a data set only what is asked here: a plan has more of them than memory should hold.
     data_facts: dict[str, tuple[int, tuple[int, ...], int, np.ndarray | None] | None] = {}
     networks: dict[str, models.Network | None] = {}
@@ -103,12 +103,12 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         task, setting = canonical([job.task, job.protocol]), f"{job.defense} {job.settings!r}"
         if setting not in defenses:
             defenses[setting] = None
-            with problems.note():
+            with noting(problems):
                 defenses[setting] = registry.defense(job.defense, job.settings, where=place)
         split = f"{job.task.dataset} {job.task.dataset_settings!r} {job.seed}"
         if split not in data_facts:
             data_facts[split] = None
-            with problems.note():
+            with noting(problems):
                 dataset = dataset_of(job, env)
                 own = dataset.train_clients
                 owners = None if own is None else own.numpy()
@@ -118,24 +118,25 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
             continue
         if task not in networks:
             networks[task] = None
-            with problems.note():
+            with noting(problems):
                 network = network_of(job, known[1], known[2])
                 network.check()
                 networks[task] = network
-        with problems.note():
+        with noting(problems):
             _check_samples(job, known[0], known[3], place)
         built, defense = networks[task], defenses[setting]
         if built is None or defense is None or (task, setting) in companies:
             continue
         companies.add((task, setting))
-        with problems.note():
+        with noting(problems):
             if job.protocol.cuts:
                 Split(network=built, cuts=job.protocol.cuts, labels=job.protocol.labels)
             check_company(job, defense)
     for attack in {f"{c.attack} {c.settings!r}": c for c in plan.cells}.values():
-        with problems.note():
+        with noting(problems):
             registry.attack(attack.attack, attack.settings, where=place)
-    problems.tell()
+    if problems:
+        raise UserError(" ".join(problems))
 
 
 def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place: str) -> None:
