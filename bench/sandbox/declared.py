@@ -174,12 +174,8 @@ class MessageCheck:
         x, y = client.x[chosen], federation.targets(client, chosen)
         loss, variables = federation.loss("eval"), dict(result.received[client.id])
         try:
-            one, many = (
-                self.defense.gradient(
-                    loss, variables, torch.cat([x] * copies), torch.cat([y] * copies), {}
-                )
-                for copies in (1, self.batch)
-            )
+            rows = ((torch.cat([x] * n), torch.cat([y] * n)) for n in (1, self.batch))
+            one, many = (self.defense.gradient(loss, variables, *row, {}) for row in rows)
         except Exception:  # a plugin's code, which may need what it draws
             return
         away = max(float((one[n] - many[n]).abs().max()) for n in one)

@@ -164,15 +164,10 @@ def neighbours(
         HookError: For a hook that raised.
         WrongAnswer: For one that returned what it may not.
     """
-    entries = [
-        entry
-        for channel in (_upload_pairs, _split_pairs, _federation_pairs)
-        for entry in channel(defense, parameters, seed)
-    ]
-    return (
-        tuple(entry for entry in entries if isinstance(entry, NeighbourPair)),
-        tuple(entry for entry in entries if isinstance(entry, Skipped)),
-    )
+    channels = (_upload_pairs, _split_pairs, _federation_pairs)
+    entries = [entry for channel in channels for entry in channel(defense, parameters, seed)]
+    pairs = tuple(entry for entry in entries if isinstance(entry, NeighbourPair))
+    return pairs, tuple(entry for entry in entries if isinstance(entry, Skipped))
 
 
 def _after(mechanisms: Sequence[Mechanism], values: Tensor) -> Tensor:

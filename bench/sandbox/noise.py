@@ -22,7 +22,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import UPLOAD_KINDS, Message, Part, State, as_kind
+from bench.contract.messages import UPLOAD_KINDS, Part, State, as_kind
 from bench.protocols.federation import RoundResult
 from bench.sandbox.findings import Broken, NotChecked
 
@@ -60,23 +60,14 @@ class Pair:
 def pairs_of_round(result: RoundResult, kind: str) -> dict[str, list[Pair]]:
     """The watched clients' uploads before and after their defense, expressed as the mechanism's
     kind."""
-
-    def express(message: Message, client: str) -> Mapping[str, Part]:
+    pairs = {}
+    for client, plain in result.trained.items():
         base = result.received[client]
-        return as_kind(message, kind, base=base, lr=result.lr).parts  # type: ignore[arg-type]
-
-    return {
-        client: [
-            Pair(
-                given=express(plain, client),
-                sent=express(sent, client),
-                base=result.received[client],
-            )
-            for sent in result.sent[client]
-            if sent.kind in UPLOAD_KINDS
-        ]
-        for client, plain in result.trained.items()
-    }
+        express = partial(as_kind, kind=kind, base=base, lr=result.lr)  # type: ignore[arg-type]
+        given = express(plain).parts
+        sent = [express(m).parts for m in result.sent[client] if m.kind in UPLOAD_KINDS]
+        pairs[client] = [Pair(given=given, sent=parts, base=base) for parts in sent]
+    return pairs
 
 
 def checks_of(

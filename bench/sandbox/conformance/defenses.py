@@ -129,14 +129,10 @@ def check_draws(rounds: Rounds) -> str:
     for channel in channels:
         kinds = UPLOAD_KINDS if channel == "upload" else (channel,)
         ground = rounds.main if channel == "upload" else shared
+        seen = (play(rounds.defense, ground, draws=draws, rounds=1).seen[0] for draws in (1, 2))
         one, other = (
-            [
-                p.values
-                for m in play(rounds.defense, ground, draws=draws, rounds=1).seen[0]
-                if m.kind in kinds
-                for p in m.parts.values()
-            ]
-            for draws in (1, 2)
+            [p.values for m in messages if m.kind in kinds for p in m.parts.values()]
+            for messages in seen
         )
         require(
             not one or not all(same(a, b) for a, b in zip(one, other, strict=True)),

@@ -184,17 +184,16 @@ def observe_round(
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
     samples = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
     federation = ground.federation(defense, network, samples)
-    protocol = ProtocolSettings.model_validate(
-        {
-            "name": ground.protocol,
-            "clients": victims,
-            "lr": 0.5,
-            "batch": BATCH,
-            "local_steps": None if ground.protocol == "fedsgd" else 1,
-            "cut": ground.cut,
-            "labels": ground.labels,
-        }
-    )
+    settings = {
+        "name": ground.protocol,
+        "clients": victims,
+        "lr": 0.5,
+        "batch": BATCH,
+        "local_steps": None if ground.protocol == "fedsgd" else 1,
+        "cut": ground.cut,
+        "labels": ground.labels,
+    }
+    protocol = ProtocolSettings.model_validate(settings)
     seen, truth = observe(
         federation,
         protocol=protocol,

@@ -121,11 +121,8 @@ def _of_rounds(defense: Defense, ground: Ground) -> Iterator[tuple[Tensor, Tenso
 
     def play_shifted(draw: int, shift: int) -> dict[str, Tensor]:
         result = play(defense, ground, draws=draw, rounds=1, shift=shift)
-        return {
-            m.sender: _presence(m)
-            for m in result.seen[0]
-            if m.kind in UPLOAD_KINDS and m.sender in result.used
-        }
+        uploads = (m for m in result.seen[0] if m.kind in UPLOAD_KINDS and m.sender in result.used)
+        return {m.sender: _presence(m) for m in uploads}
 
     one, other = play_shifted(1, 0), play_shifted(1, 1)
     if all(torch.equal(v, other[c]) for c, v in one.items() if c in other):
