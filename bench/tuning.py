@@ -204,11 +204,8 @@ def write_tuned(
     values = [f"{k} = {to_toml(v, k)}\n" for k, v in given.items() if k != "defenses"]
     blocks = ["".join(values)]
     blocks += [_block(key, entry) for key, entries in lists.items() for entry in entries]
-    blocks += [
-        _block("defenses", entry)
-        for defense, entry in zip(suite.defenses, given["defenses"], strict=True)
-        if strength_of(defense, registry) is None
-    ]
+    pairs = zip(suite.defenses, given["defenses"], strict=True)
+    blocks += [_block("defenses", e) for d, e in pairs if strength_of(d, registry) is None]
     for search in tuned:
         by_value: dict[float, list[float]] = {}
         for loss in losses:

@@ -79,11 +79,8 @@ def _print_scores(scored: Scored) -> None:
 
     lines = []
     for metric, beside in scored.beside.items():
-        texts = [
-            (answer.file, interval_text(answer.figures[metric], metric))
-            for answer in scored.answers
-            if metric in answer.figures
-        ]
+        answers = [a for a in scored.answers if metric in a.figures]
+        texts = [(a.file, interval_text(a.figures[metric], metric)) for a in answers]
         others = (
             (f"own: {scored.attack}", beside.own),
             ("choice of all attacks", beside.choice),

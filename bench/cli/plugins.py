@@ -104,11 +104,8 @@ def _settings(cls: Any) -> str:
     import inspect
 
     parameters = inspect.signature(cls).parameters.values()
-    return ", ".join(
-        p.name if p.default is p.empty else f"{p.name}={p.default}"
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY
-    )
+    own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in own)
 
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}

@@ -95,16 +95,15 @@ def compare_rows(
         if difference is None:
             pair = f"{rows[first].setting} and {rows[second].setting}"
             raise UserError(f"{pair} have no seed in common in {title}.")
-        comparisons.append(
-            RowComparison(
-                title=title,
-                first=rows[first],
-                second=rows[second],
-                difference=difference if compared == first else difference.reverse(),
-                rows=sum(d is not None for d in by_row),
-                drop=accuracy_drop(rows[first], rows[second]),
-            )
+        found = RowComparison(
+            title=title,
+            first=rows[first],
+            second=rows[second],
+            difference=difference if compared == first else difference.reverse(),
+            rows=sum(d is not None for d in by_row),
+            drop=accuracy_drop(rows[first], rows[second]),
         )
+        comparisons.append(found)
     return comparisons
 
 

@@ -124,30 +124,23 @@ def csv_of(lines: Sequence[Mapping[Any, Any]]) -> str:
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
     """One line per row, flat: all of `figures_of`, then each attack's means as ATTACK_METRIC;
     intervals end in _lo, _hi."""
-    return _frame(
-        [
-            figures_of(row)
-            | {
-                f"{name}_{metric}": score.mean
-                for name, entry in row.attacks.items()
-                for metric, score in entry.scores.items()
-            }
-            for row in rows
-        ]
-    )
+    lines = []
+    for row in rows:
+        scores = [(n, m, s) for n, e in row.attacks.items() for m, s in e.scores.items()]
+        lines.append(figures_of(row) | {f"{n}_{m}": score.mean for n, m, score in scores})
+    return _frame(lines)
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     """Return one line per defense and table: the least leaky setting within the accuracy drop, its
     leakage and its costs; where there is none, why."""
-    return _frame(
-        [
-            _verdict_line(line, head, verdict)
-            for summary in overviews.by_protocol(rows, loss)
-            for line in summary.lines
-            for head, verdict in zip(summary.heads, line.verdicts, strict=True)
-        ]
-    )
+    lines = [
+        _verdict_line(line, head, verdict)
+        for summary in overviews.by_protocol(rows, loss)
+        for line in summary.lines
+        for head, verdict in zip(summary.heads, line.verdicts, strict=True)
+    ]
+    return _frame(lines)
 
 
 def _verdict_line(
@@ -175,11 +168,8 @@ def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
     of attacks that apply to no row."""
     columns = board_columns(rows, whole=whole)
-    return _frame(
-        [[column.shown(row) for column in columns] for row in rows],
-        columns=columns,
-        dtype=object,
-    )
+    lines = [[column.shown(row) for column in columns] for row in rows]
+    return _frame(lines, columns=columns, dtype=object)
 
 
 def columns_of(frame: DataFrame) -> list[Column]:
@@ -197,24 +187,22 @@ def overview_texts(
 ) -> DataFrame:
     """Return an overview as text: its defenses by tables, then their costs and settings. title:
     what to call a table."""
-    return _frame(
-        [
-            [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
-            for line in summary.lines
-        ],
-        columns=["defense", *map(title, summary.heads), *overviews.column_notes(), "settings"],
-    )
+    lines = [
+        [line.defense, *(v.text for v in line.verdicts), *line.costs, ", ".join(line.settings)]
+        for line in summary.lines
+    ]
+    columns = ["defense", *map(title, summary.heads), *overviews.column_notes(), "settings"]
+    return _frame(lines, columns=columns)
 
 
 def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
-    return _frame(
-        [
-            _named(row, *_SAME) | {"attack": name} | _entry_figures(entry)
-            for row in rows
-            for name, entry in row.attacks.items()
-        ]
-    )
+    lines = [
+        _named(row, *_SAME) | {"attack": name} | _entry_figures(entry)
+        for row in rows
+        for name, entry in row.attacks.items()
+    ]
+    return _frame(lines)
 
 
 def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:

@@ -127,10 +127,9 @@ def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
     places = {row_id(r): i for i, r in enumerate(rows)}
     cells, records = (
         [
-            {**cell, "row": place}
+            {**cell, "row": places[cell["row"]]}
             for cell in pictures[kind]
-            if (place := places.get(cell["row"])) is not None
-            and cell["attack"] in rows[place].attacks
+            if cell["row"] in places and cell["attack"] in rows[places[cell["row"]]].attacks
         ]
         for kind in ("cells", "records")
     )

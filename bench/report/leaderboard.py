@@ -29,7 +29,7 @@ from bench.records.outcomes import (
     TrainRecord,
     Workings,
 )
-from bench.records.rows import Convergence, CourseFigures, LedgerWords, MembershipFigures, Row
+from bench.records.rows import CourseFigures, LedgerWords, MembershipFigures, Row
 from bench.records.run import Cell, PlannedTraining, Run
 from bench.report.costs import read_costs
 from bench.report.entries import LEAK_METRICS, PENDING, entry_of, worst_case
@@ -69,16 +69,15 @@ def missing_words(store: Store, run: Run) -> list[str]:
 def row_id(row: Row) -> str:
     """Return what names a row among all: hash of suite, task, protocol, defense setting,
     checkpoint."""
-    return key_of(
-        {
-            "suite": row.suite,
-            "protocol": row.protocol_settings.model_dump(),
-            "dataset": [row.dataset, row.dataset_settings],
-            "model": [row.model, row.model_settings],
-            "defense": [row.defense, row.settings],
-            "checkpoint": row.checkpoint,
-        }
-    )
+    named = {
+        "suite": row.suite,
+        "protocol": row.protocol_settings.model_dump(),
+        "dataset": [row.dataset, row.dataset_settings],
+        "model": [row.model, row.model_settings],
+        "defense": [row.defense, row.settings],
+        "checkpoint": row.checkpoint,
+    }
+    return key_of(named)
 
 
 def rows(folder: Path) -> list[Row]:
@@ -176,7 +175,9 @@ def _table(
             row = _row_of_trainings(run, members, checkpoint, records)
             row = _add_attacks(row, members, read)
             drafts.append((row, [*records.values()]))
-    measured = _convergences([row for row, _ in drafts])
+    # As measured on the undefended row, the first if several.
+    entries = [named for row, _ in reversed(drafts) for named in row.attacks.items()]
+    measured = {name: entry.convergence for name, entry in entries if entry.convergence}
     table = []
     for row, trained in drafts:
         attacks = {n: replace(e, convergence=measured.get(n)) for n, e in row.attacks.items()}
@@ -255,17 +256,6 @@ def _add_attacks(row: Row, trainings: Sequence[PlannedTraining], read: Read) -> 
         choice=choice and choice[0],
         leaks=ranking and ranking[1],
     )
-
-
-def _convergences(rows: Sequence[Row]) -> dict[str, Convergence]:
-    """The convergence of each attack, as measured on the undefended row of one network and
-    checkpoint (the first, if several)."""
-    return {
-        name: entry.convergence
-        for row in reversed(rows)
-        for name, entry in row.attacks.items()
-        if entry.convergence
-    }
 
 
 def _share(counts: Sequence[tuple[int | None, int]]) -> Interval | None:

@@ -32,14 +32,11 @@ LEGEND = {
 def with_marks(table: Sequence[Row]) -> list[Row]:
     """Return a table's rows with their marks and accuracy drops."""
     by_place, bare = marks(table), find_undefended(table)
-    return [
-        replace(
-            row,
-            marks=by_place.get(i, Marks()),
-            accuracy_drop=None if bare is None else accuracy_drop(row, bare),
-        )
-        for i, row in enumerate(table)
-    ]
+    rows = []
+    for i, row in enumerate(table):
+        drop = None if bare is None else accuracy_drop(row, bare)
+        rows.append(replace(row, marks=by_place.get(i, Marks()), accuracy_drop=drop))
+    return rows
 
 
 def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict[int, Marks]:
@@ -49,11 +46,8 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
         table: All its rows, over which p-values are adjusted.
         candidates: Places of the rows that can be best; by default all.
     """
-    places = [
-        i
-        for i in (range(len(table)) if candidates is None else candidates)
-        if has_use(table[i]) and table[i].leaks is not None
-    ]
+    among = range(len(table)) if candidates is None else candidates
+    places = [i for i in among if has_use(table[i]) and table[i].leaks is not None]
     bare = find_undefended(table)
     base = next((i for i, r in enumerate(table) if r is bare and r.leaks and has_use(r)), None)
     trusted = [i for i in places if is_trusted(table[i])]
@@ -68,10 +62,8 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
             # One pair is tested once: the best row against the undefended one.
             worse = of_bare[best] if of_bare and i == base else of_best[i]
             tied = i == best or (worse is not None and not worse.separated)
-        by_place[i] = Marks(
-            best=tied,
-            undefended=less is not None and not (less.separated and less.interval.mean < 0),
-        )
+        alike = less is not None and not (less.separated and less.interval.mean < 0)
+        by_place[i] = Marks(best=tied, undefended=alike)
     return by_place
 
 

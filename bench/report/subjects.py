@@ -71,13 +71,9 @@ class Subject:
             return [r for r in rows if r.dataset == self.name]
         if self.kind == "defense":
             names = (self.name, UNDEFENDED)
-            return [
-                row
-                for _, members in tables(rows)
-                if any(m.defense == self.name for m in members)
-                for row in members
-                if row.defense in names
-            ]
+            every = (members for _, members in tables(rows))
+            own = (table for table in every if any(r.defense == self.name for r in table))
+            return [r for table in own for r in table if r.defense in names]
         return [
             replace(
                 r,

@@ -57,11 +57,8 @@ def _circumstances(row: Row) -> Mapping[str, Any]:
 
 def _differing(all_: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return "key=value" of each dictionary where not all agree."""
-    keys = [
-        k
-        for k in dict.fromkeys(k for d in all_ for k in d)
-        if any(d.get(k) != all_[0].get(k) for d in all_)
-    ]
+    known = dict.fromkeys(k for d in all_ for k in d)
+    keys = [k for k in known if any(d.get(k) != all_[0].get(k) for d in all_)]
     return [[f"{k}={short(d.get(k))}" for k in keys] for d in all_]
 
 
