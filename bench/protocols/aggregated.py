@@ -81,11 +81,8 @@ def _candidates(
     messages, server = result.aggregation.messages, result.aggregation.server
     assert server is not None
     trained = as_kind(result.trained[client], "update", base=result.received[client], lr=server.lr)
-    sent = [
-        as_kind(m, "update", base=result.before, lr=server.lr)
-        for m in result.sent[client]
-        if m.kind in UPLOAD_KINDS
-    ]
+    uploads = [m for m in result.sent[client] if m.kind in UPLOAD_KINDS]
+    sent = [as_kind(m, "update", base=result.before, lr=server.lr) for m in uploads]
     alone = _aggregate_again(defense, result, [m for m in messages if _is_from(m, client)])
     remaining = _aggregate_again(defense, result, [m for m in messages if not _is_from(m, client)])
     count = len({m.sender for m in messages if m.kind in UPLOAD_KINDS})
@@ -137,24 +134,18 @@ def _combination(trained: Message, messages: Sequence[Message]) -> State:
     """Return the linear combination of a client's upload, and of all messages that are no uploads,
     that is nearest to what it trained. Other clients' uploads are left out: they resemble it by
     nature."""
-    similar = [
-        m
-        for m in messages
-        if (m.kind not in UPLOAD_KINDS or m.sender == trained.sender)
-        and all(
-            n in m.parts and m.parts[n].values.shape == p.values.shape
-            for n, p in trained.parts.items()
-        )
-    ]
+    own = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender == trained.sender]
+    similar = [m for m in own if _shapes(trained).items() <= _shapes(m).items()]
     if not similar:
         return {}
-    rows = torch.stack(
-        [_flat(_row([m.parts[n]], p.values) for n, p in trained.parts.items()) for m in similar]
-    )
-    goal = _flat(p.values for p in trained.parts.values())
-    shares = torch.linalg.lstsq(rows.T, goal[:, None]).solution
     like = {n: p.values for n, p in trained.parts.items()}
+    rows = torch.stack([_flat(_row([m.parts[n]], v) for n, v in like.items()) for m in similar])
+    shares = torch.linalg.lstsq(rows.T, _flat(like.values())[:, None]).solution
     return {n: v.to(like[n]) for n, v in cut_like((rows.T @ shares)[:, 0], like).items()}
+
+
+def _shapes(message: Message) -> dict[str, torch.Size]:
+    return {n: p.values.shape for n, p in message.parts.items()}
 
 
 def _is_from(message: Message, client: str) -> bool:
