@@ -117,14 +117,9 @@ def save_release(seen: Seen, path: Path, *, earlier: int = 0, of_many: bool = Fa
     for i, m in enumerate(seen.messages):
         parts = {}
         for j, (name, part) in enumerate(m.parts.items()):
-            put(f"m{i}/{j}", {"values": part.values})
-            if part.present is not None:
-                put(f"m{i}/{j}", {"present": part.present})
-            parts[name] = {
-                "present": part.present is not None,
-                "bits": part.bits,
-                "absent": part.absent,
-            }
+            told = {} if part.present is None else {"present": part.present}
+            put(f"m{i}/{j}", {"values": part.values} | told)
+            parts[name] = {"present": bool(told), "bits": part.bits, "absent": part.absent}
         sealed = {}
         for j, (name, box) in enumerate(m.sealed.items()):
             put(f"m{i}/s{j}", {"covers": box.covers})

@@ -232,19 +232,18 @@ class LocalTraining:
                     groups.setdefault((len(used[i][number]), client.cut), []).append(i)
             company = sum(len(members) for members in groups.values())
             self.fewest = min(company, self.fewest or company)
-            self._take_step(
-                Step(
-                    number=number,
-                    joined=joined,
-                    groups=groups,
-                    used=[u[min(number, len(u) - 1)] for u in used],
-                    now=now,
-                    grad_sum=grad_sum,
-                    memory=memory,
-                    work=work,
-                    wire=wire,
-                )
+            step = Step(
+                number=number,
+                joined=joined,
+                groups=groups,
+                used=[u[min(number, len(u) - 1)] for u in used],
+                now=now,
+                grad_sum=grad_sum,
+                memory=memory,
+                work=work,
+                wire=wire,
             )
+            self._take_step(step)
         results = {}
         for i, (client, (received, start)) in enumerate(zip(joined, begin, strict=True)):
             results[client.id] = Local(

@@ -92,9 +92,7 @@ def observe(
     """
     streams = ("observe", threat.name, *names)
     victims = _victims(federation, protocol, threat, streams)
-    play: tuple[str | int, ...] = streams
-    if earlier is not None:
-        play = (*streams, "release", earlier)
+    play = streams if earlier is None else (*streams, "release", str(earlier))
     copy = federation.fork(*play)
     if earlier is not None and copy.round == 0:
         # Third parties draw from streams of their own; before the first round they hold no state.

@@ -292,13 +292,11 @@ class ThreatSettings(BaseModel):
         their number: batch 1, one step, in 11 rounds."""
         if self.recorded:
             return f"rounds of the training: {protocol.work}"
+        text = work_text(batch=self.batch, steps=self.local_steps)
+        if self.local_epochs > 1:
+            text += f" in each of {self.local_epochs} epochs"
         if self.work == "trained":
             text = protocol.work
-        elif self.local_epochs == 1:
-            text = work_text(batch=self.batch, steps=self.local_steps)
-        else:
-            epoch = work_text(batch=self.batch, steps=self.local_steps)
-            text = f"{epoch} in each of {self.local_epochs} epochs"
         return text if self.rounds == 1 else f"{text}, in {self.rounds} rounds"
 
     def describe(self) -> str:

@@ -235,9 +235,8 @@ class SplitFederation(Federation):
         names = [n for n, v in self.server.items() if v.is_floating_point()]
         leaves = {n: self.server[n].requires_grad_() for n in names}
         rng = generator(self.seed, SERVER, self.round, step.number)
-        weights = self.defense.realize(
-            leaves, self.const, self.defense.draw(leaves, self.const, rng)
-        )
+        draw = self.defense.draw(leaves, self.const, rng)
+        weights = self.defense.realize(leaves, self.const, draw)
         outputs = self._outputs(weights, mixtures, step)
         features: dict[str, Tensor] = {}
         if self.split.labels == "private":

@@ -42,8 +42,7 @@ class Wire:
         self._among = frozenset(self.clients)
         self.log: list[Message] = []
         self.inbox: dict[str, list[Message]] = {n: [] for n in [*self.clients, SERVER, FORMER]}
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
         self.party_seconds = 0.0
 
     def send(self, messages: Iterable[Message]) -> None:
@@ -57,13 +56,11 @@ class Wire:
 
     def _deliver(self, message: Message) -> list[Message]:
         message = freeze(message)
-        if message.receiver != EVERYONE and not (
-            message.receiver in self.inbox or message.receiver in self.parties
-        ):
+        known = [*self.inbox, *self.parties, EVERYONE]
+        if message.receiver not in known:
             raise ValueError(
                 f"message '{message.kind}' of '{message.sender}' is addressed to "
-                f"'{message.receiver}', expected one of "
-                f"{', '.join([*self.inbox, *self.parties, EVERYONE])}."
+                f"'{message.receiver}', expected one of {', '.join(known)}."
             )
         if self.keeps:
             self.logged += message.n_bytes
@@ -71,10 +68,9 @@ class Wire:
             self.log.append(_strip_boxes(freeze(message)))
             if self.logged > self.most_bytes:
                 self.log.clear()
+        receivers = [message.receiver]
         if message.receiver == EVERYONE:
             receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
-        else:
-            receivers = [message.receiver]
         if message.sender in self._among:
             self.bytes_up += message.n_bytes
         self.bytes_down += message.n_bytes * sum(r in self._among for r in receivers)
