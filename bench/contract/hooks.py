@@ -8,7 +8,7 @@ documentation prints it. What a hook is for stands at its definition in `bench.c
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from bench.contract import returns
 from bench.contract.defense import Defense
 from bench.contract.events import Event, Gaussian, Summed
 from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import UPLOAD_KINDS, Message, Part
+from bench.contract.messages import UPLOAD_KINDS, Absent, Message, Part
 from bench.contract.returns import Check
 
 Members = Mapping[str, Defense]
@@ -64,12 +64,8 @@ def parts_in_turn(members: Members, hook: str, arguments: tuple[Any, ...]) -> Pa
     for member in members.values():
         after = getattr(member, hook)(part.values, *rest)
         if part.present is not None:
-            zero = "zero" in (part.absent, after.absent)
-            after = replace(
-                after,
-                present=part.present & after.presence(),
-                absent="zero" if zero else "kept",
-            )
+            absent: Absent = "zero" if "zero" in (part.absent, after.absent) else "kept"
+            after = replace(after, present=part.present & after.presence(), absent=absent)
         part = after
     return part
 
@@ -120,9 +116,7 @@ def prefix_answers(members: Members, hook: str, arguments: tuple[Any, ...]) -> d
 
 def client_by_client(members: Members, hook: str, arguments: tuple[Any, ...]) -> list[Any]:
     """Each client's plans by all members; a member with fewer gives them in turn."""
-    plans: list[Sequence[Mapping[str, Any]]] = list(
-        filter(None, _answers(members, hook, arguments))
-    )
+    plans = [answer for answer in _answers(members, hook, arguments) if answer]
     most = max(map(len, plans), default=0)
     return [{k: v for p in plans for k, v in p[i % len(p)].items()} for i in range(most)]
 

@@ -147,16 +147,15 @@ def as_kind(message: Message, kind: Kind, *, base: State, lr: float) -> Message:
     scale = -lr * message.local_steps
     parts = {}
     for name, part in message.parts.items():
-        update = part.values
+        values = part.values
         if message.kind == "weights":
-            update = update - base[name]
+            values = values - base[name]
         elif message.kind == "gradient":
-            update = update * scale
-        values = update
+            values = values * scale
         if kind == "weights":
-            values = update + base[name]
+            values = values + base[name]
         elif kind == "gradient":
-            values = update / scale
+            values = values / scale
         parts[name] = replace(part, values=values)
     return replace(message, kind=kind, parts=parts)
 

@@ -105,10 +105,7 @@ def share_interval(correct: Sequence[int], totals: Sequence[int]) -> Interval | 
         return None
     total = sum(totals)
     mean = sum(correct) / total
-    if len(totals) == 1:
-        lo, hi = wilson(mean, total)
-    else:
-        lo, hi = _t_interval(correct, totals)
+    lo, hi = wilson(mean, total) if len(totals) == 1 else _t_interval(correct, totals)
     return Interval(mean=mean, lo=max(0.0, min(lo, mean)), hi=min(1.0, max(hi, mean)))
 
 

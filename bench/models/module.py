@@ -89,11 +89,8 @@ class ModuleNetwork(Network):
         trained = set(self.anatomy.parameters.values())
         norms_of = self.anatomy.norms.values()
         moved = {f"{norm}.running_{what}" for norm in norms_of for what in ("mean", "var")}
-        self.constants = {
-            name: tensor.detach().clone()
-            for name, tensor in (*module.named_parameters(), *module.named_buffers())
-            if name not in trained | moved
-        }
+        held = (*module.named_parameters(), *module.named_buffers())
+        self.constants = {n: t.detach().clone() for n, t in held if n not in trained | moved}
         own = dict(module.named_parameters())
         values = {known: own[n].detach() for known, n in self.anatomy.parameters.items()}
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
@@ -280,11 +277,8 @@ class ModuleNetwork(Network):
             raise _Reached(given[0] if output is None else output)
 
         module = self._module.get_submodule(place.module)
-        stack.enter_context(
-            module.register_forward_pre_hook(reached)
-            if place.before
-            else module.register_forward_hook(reached)
-        )
+        before, after = module.register_forward_pre_hook, module.register_forward_hook
+        stack.enter_context(before(reached) if place.before else after(reached))
 
     def _next_input(self, output: Tensor) -> Tensor:
         return output.clone()  # an operation in place may follow

@@ -70,10 +70,7 @@ class StaticBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = (1,) * (x.ndim - 2)
-        if self.mode == "eval":
-            mean, var = self.mean, self.var
-        else:
-            mean, var = moments(x)
+        mean, var = (self.mean, self.var) if self.mode == "eval" else moments(x)
         scale = self.weight * torch.rsqrt(var + self.eps)
         shift = self.bias - mean * scale
         return x * scale.unflatten(0, (-1, *places)) + shift.unflatten(0, (-1, *places))

@@ -23,9 +23,5 @@ def class_means(x: Tensor, y: Tensor, *, classes: int) -> Tensor:
         Means [C, ...].
     """
     everything = x.mean(dim=0)
-    return torch.stack(
-        [
-            x[y == label].mean(dim=0) if bool((y == label).any()) else everything
-            for label in range(classes)
-        ]
-    )
+    by_class = (x[y == label] for label in range(classes))
+    return torch.stack([some.mean(dim=0) if len(some) else everything for some in by_class])

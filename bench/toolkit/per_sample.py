@@ -45,6 +45,4 @@ def clipped_to(gradients: State, *, norm: float) -> tuple[State, Tensor]:
 
 
 def _as_batch(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(v[None] for v in value)
-    return value[None]
+    return tuple(v[None] for v in value) if isinstance(value, tuple) else value[None]
