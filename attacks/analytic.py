@@ -310,9 +310,8 @@ def complete_rows(release: Release, layer: LayerGradient, public: Tensor) -> dic
         if part.present is None or part.absent == "zero":
             continue
         table = torch.cat([layer.weight[0][victim], layer.bias[0][victim][:, None]], dim=1)
-        present = torch.cat(
-            [layer.weight_present[victim], layer.bias_present[victim][:, None]], dim=1
-        )
+        shown, beside = layer.weight_present[victim], layer.bias_present[victim][:, None]
+        present = torch.cat([shown, beside], dim=1)
         completed = complete_inputs(table.cpu().numpy(), present.cpu().numpy(), public.numpy())
         if completed is not None:
             inputs[victim] = torch.from_numpy(completed)

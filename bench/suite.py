@@ -293,12 +293,8 @@ class Suite(BaseModel):
             "tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}"
         )
         for place, task in enumerate(self.tasks):
-            pairs = [
-                (defense.name, settings)
-                for defense in self.defenses
-                if defense.runs_on(place)
-                for settings in grid(defense.settings)
-            ]
+            here = [defense for defense in self.defenses if defense.runs_on(place)]
+            pairs = [(d.name, settings) for d in here for settings in grid(d.settings)]
             where = f"the defenses of task {place} ({task.dataset} with {task.model})"
             yield from repeats(where, pairs, show=lambda setting: _setting(*setting))
 

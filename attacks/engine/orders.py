@@ -411,18 +411,17 @@ def _later_epochs(release: Release, names: list[str], ctx: Context) -> list[Rele
             away = _distance(own, mean, view, release, ctx)
             away = away or _distance(own, start, view, release, ctx)
             mechanisms = (*mechanisms, SmashedNoise(of=SMASHED, std=away))
-        later.append(
-            replace(
-                release,
-                before={**release.before, **{n: v.to(release.before[n]) for n, v in mean.items()}},
-                after=None,
-                uploads=(),
-                by_sample={SMASHED: [release.by_sample[SMASHED][first]]},
-                mechanisms=mechanisms,
-                steps=1,
-                epoch=epoch,
-            )
+        part = replace(
+            release,
+            before={**release.before, **{n: v.to(release.before[n]) for n, v in mean.items()}},
+            after=None,
+            uploads=(),
+            by_sample={SMASHED: [release.by_sample[SMASHED][first]]},
+            mechanisms=mechanisms,
+            steps=1,
+            epoch=epoch,
         )
+        later.append(part)
     return later
 
 

@@ -96,12 +96,8 @@ def is_separable(seen: Seen, defense: Defense) -> bool:
     theirs, and no part is hidden that a sum over all of them would show."""
     if defense.together > 1:
         return False
-    uploads = [
-        message
-        for release in seen.releases
-        for message in release.messages
-        if message.sender in release.clients and message.kind in UPLOAD_KINDS
-    ]
+    sent = [m for release in seen.releases for m in release.messages if m.sender in release.clients]
+    uploads = [message for message in sent if message.kind in UPLOAD_KINDS]
     hidden = any(message.sealed for message in uploads)
     parts = [part for message in uploads for part in message.parts.values()]
     return not hidden and all(bool(part.presence().all()) for part in parts)

@@ -130,31 +130,29 @@ class Keys:
     def train(self, job: TrainJob) -> str:
         """Key of a training's record."""
         if job not in self._trainings:
-            self._trainings[job] = key_of(
-                {
-                    "schema": SCHEMA,
-                    "code": self.code.training,
-                    "plugin": self.code.plugin("defense", job.defense),
-                    "device": self.env.device.split(":")[0],
-                    "model": self.code.model(job.task.model),
-                    "data": self._fingerprint(job.task.dataset),
-                    "loader": self.code.dataset(job.task.dataset),
-                    **job.inputs(),
-                }
-            )
+            inputs = {
+                "schema": SCHEMA,
+                "code": self.code.training,
+                "plugin": self.code.plugin("defense", job.defense),
+                "device": self.env.device.split(":")[0],
+                "model": self.code.model(job.task.model),
+                "data": self._fingerprint(job.task.dataset),
+                "loader": self.code.dataset(job.task.dataset),
+                **job.inputs(),
+            }
+            self._trainings[job] = key_of(inputs)
         return self._trainings[job]
 
     def attack(self, cell: AttackJob) -> str:
         """Key of an attack's record."""
-        return key_of(
-            {
-                "train": self.train(cell.train),
-                "code": self.code.attacking,
-                "plugin": self.code.plugin("attack", cell.attack),
-                "earlier": [self.attack(a) for a in cell.after],
-                **cell.inputs(),
-            }
-        )
+        inputs = {
+            "train": self.train(cell.train),
+            "code": self.code.attacking,
+            "plugin": self.code.plugin("attack", cell.attack),
+            "earlier": [self.attack(a) for a in cell.after],
+            **cell.inputs(),
+        }
+        return key_of(inputs)
 
     def _read_fingerprint(self, dataset: str) -> str:
         """Size and modification time of the user's files behind a data set, "" if embedded."""

@@ -185,15 +185,14 @@ def _train(work: Training) -> TrainOutcome:
         look(rounds)
         if rounds in measured:
             figures, entry = utility(), account(defense, facts())
-            course.append(
-                CoursePoint(
-                    rounds=rounds,
-                    correct=figures.correct,
-                    personal_accuracies=figures.personal_accuracies,
-                    eps_claimed=entry.eps_claimed,
-                    eps_record=entry.eps_record,
-                )
+            point = CoursePoint(
+                rounds=rounds,
+                correct=figures.correct,
+                personal_accuracies=figures.personal_accuracies,
+                eps_claimed=entry.eps_claimed,
+                eps_record=entry.eps_record,
             )
+            course.append(point)
     if diverged is None:
         observations[TRAINING] = recorder.observations()
     if any(look.status == "done" for looks in observations.values() for look in looks.values()):

@@ -278,9 +278,8 @@ def _drop_repeats(trainings: Iterable[PlannedTraining], place: Path) -> tuple[Pl
 
     for training in once:
         facts = training.job.inputs()
-        taker = canonical(
-            {k: facts[k] for k in ("task", "protocol", "defense", "settings", "seed")}
-        )
+        telling = ("task", "protocol", "defense", "settings", "seed")
+        taker = canonical({k: facts[k] for k in telling})
         give(training.key, training.job.name, taker)
         for cell in training.cells:
             give(cell.key, f"{cell.name}/seed={cell.seed}", taker, cell.label, cell.checkpoint)

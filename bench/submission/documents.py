@@ -118,11 +118,8 @@ nothing compiled, and nothing that hides between other files, may be among it.""
 
 def write_manifest(folder: Path) -> str:
     """The manifest of everything in the folder."""
-    files = {
-        str(PurePosixPath(p.relative_to(folder))): sha256(p)
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != MANIFEST
-    }
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
+    files = {str(PurePosixPath(p.relative_to(folder))): sha256(p) for p in paths}
     return json.dumps({"schema": SCHEMA, "files": files}, indent=1)
 
 

@@ -294,11 +294,8 @@ def _import_path() -> list[str]:
     parents = [str(p.parent) for p in _packages()]
     known = [str(Path(p).absolute()) for p in sys.path]
     inside = (sys.prefix, sys.base_prefix)
-    return [
-        p
-        for p in dict.fromkeys([*(k for k in known if k in parents), *map(str, _import_folders())])
-        if not p.startswith(inside)
-    ]
+    paths = dict.fromkeys([*(k for k in known if k in parents), *map(str, _import_folders())])
+    return [p for p in paths if not p.startswith(inside)]
 
 
 def _links() -> Iterator[Path]:

@@ -273,15 +273,14 @@ def _sources(
     sources = []
     for kind, name in names:
         origin = registry.get(kind, name).origin
-        sources.append(
-            PluginSource(
-                kind=kind,
-                name=name,
-                file=own.get(origin),
-                origin="a file" if origin in own else origin,
-                sources=code.package(kind, name),
-            )
+        source = PluginSource(
+            kind=kind,
+            name=name,
+            file=own.get(origin),
+            origin="a file" if origin in own else origin,
+            sources=code.package(kind, name),
         )
+        sources.append(source)
     return sources
 
 
