@@ -106,18 +106,11 @@ class InvertingGradients(Attack):
         matcher = Matcher(evidence, encoding, beliefs=smooth)
         known = read_labels(evidence, ctx)
         optimiser = SignedAdam(
-            matcher=matcher,
-            fading=fading,
-            steps=ctx.budget,
-            lr=self.lr,
-            decay=self.decay,
+            matcher=matcher, fading=fading, steps=ctx.budget, lr=self.lr, decay=self.decay
         )
         wave = Wave(matcher=matcher, optimiser=optimiser, count=1 + self.restarts, start=self.start)
         solution = solve(
-            ctx,
-            waves=[wave],
-            known=known,
-            stop=torch.full_like(evidence.square, -torch.inf),
+            ctx, waves=[wave], known=known, stop=torch.full_like(evidence.square, -torch.inf)
         )
         likelihood = (
             build_matcher(seen, ctx) if self.preset == "strong" and evidence.noisy else None

@@ -5,13 +5,7 @@ identity default. An attack is an `Attack`: it gets what a curious server saw (`
 `Context`, never the private data. `bench.contract` has the parts.
 """
 
-from bench.contract.attack import (
-    Attack,
-    Context,
-    Judge,
-    Reconstruction,
-    Seen,
-)
+from bench.contract.attack import Attack, Context, Judge, Reconstruction, Seen
 from bench.contract.defense import (
     Client,
     Defense,
@@ -74,10 +68,7 @@ from bench.contract.messages import (
     as_kind,
     detached,
 )
-from bench.contract.network import (
-    Layer,
-    NetworkView,
-)
+from bench.contract.network import Layer, NetworkView
 
 __all__ = [
     "EVERYONE",

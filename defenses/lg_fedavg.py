@@ -9,16 +9,7 @@ from typing import Annotated
 
 import torch
 
-from bench.api import (
-    Client,
-    Defense,
-    Event,
-    Facts,
-    Local,
-    Message,
-    Unprotected,
-    Withheld,
-)
+from bench.api import Client, Defense, Event, Facts, Local, Message, Unprotected, Withheld
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, showing
 

@@ -48,9 +48,7 @@ class HeadGradient:
     def scale(self, factors: Tensor) -> HeadGradient:
         """Gradients of other lengths, by the factors [V]."""
         return replace(
-            self,
-            weight=self.weight * factors[:, None, None],
-            bias=self.bias * factors[:, None],
+            self, weight=self.weight * factors[:, None, None], bias=self.bias * factors[:, None]
         )
 
     def victims(self, chosen: slice | Tensor) -> HeadGradient:
@@ -174,11 +172,7 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     if counting.refine and bool(unsettled.any()):
         counts, distance = _refine(counts, distance, filled, product, rows, unsettled, counting)
     return Restored(
-        counts=counts,
-        plain=solved,
-        doubt=distance,
-        rows=rows.sum(dim=1),
-        silent=silent,
+        counts=counts, plain=solved, doubt=distance, rows=rows.sum(dim=1), silent=silent
     )
 
 

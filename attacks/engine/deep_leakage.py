@@ -20,15 +20,7 @@ from attacks.engine.optimisers import Minimum, Phase, column, minimise
 from attacks.engine.orders import link
 from attacks.engine.posterior import answer_by_posterior, find_noisy_messages
 from attacks.engine.private import openly, with_private_parts
-from attacks.engine.restarts import (
-    Labels,
-    Problems,
-    Solution,
-    Start,
-    Wave,
-    go_on,
-    solve,
-)
+from attacks.engine.restarts import Labels, Problems, Solution, Start, Wave, go_on, solve
 from attacks.engine.terms import fading_prior, prior
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.settings import check_number
@@ -80,11 +72,7 @@ class DeepLeakage(Attack):
     """Whether it only knows how many samples have a label, not which step used them."""
 
     def __init__(
-        self,
-        *,
-        preset: Preset = "strong",
-        restarts: int | None = None,
-        start: Start | None = None,
+        self, *, preset: Preset = "strong", restarts: int | None = None, start: Start | None = None
     ) -> None:
         given = {"restarts": restarts, "start": start}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
@@ -260,10 +248,7 @@ class DeepLeakage(Attack):
         """framed: Whether to look around the public mean, with a prior that weighs in; without
         noise it fades."""
         encoding = Encoding(
-            ctx,
-            samples=evidence.clients.samples,
-            dtype=evidence.dtype,
-            framed=framed,
+            ctx, samples=evidence.clients.samples, dtype=evidence.dtype, framed=framed
         )
         weighing = prior if evidence.noisy else fading_prior(evidence.square)
         return Matcher(evidence, encoding, beliefs=[weighing] if framed else [])

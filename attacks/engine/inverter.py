@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.engine.channel import (
-    FEATURES,
-    Blocks,
-    Channel,
-    ShadowPairs,
-    by_state,
-    distance,
-)
+from attacks.engine.channel import FEATURES, Blocks, Channel, ShadowPairs, by_state, distance
 from attacks.engine.observation import SMASHED, parse_view
 from attacks.engine.orders import line_up, unite
 from attacks.engine.regression import FOLDS, Fit, fit, fit_local
@@ -287,10 +280,7 @@ class Inverter:
             judge=self._judge(pairs, flat.judged),
         )
         local = replace(
-            flat,
-            predicted=predicted.flatten(1),
-            left_out=left_out.flatten(1),
-            loss=loss,
+            flat, predicted=predicted.flatten(1), left_out=left_out.flatten(1), loss=loss
         )
         if local.loss < SOLVED:
             return local

@@ -18,13 +18,7 @@ from attacks.engine.observation import lawless, nothing_to_match, parse_view
 from attacks.engine.optimisers import Evaluate, Phase, minimise, minimise_in_chunks
 from attacks.engine.orders import link
 from attacks.engine.private import with_private_parts
-from attacks.engine.terms import (
-    RESOLVED,
-    Candidate,
-    Term,
-    UploadLikelihood,
-    Uploads,
-)
+from attacks.engine.terms import RESOLVED, Candidate, Term, UploadLikelihood, Uploads
 from bench.api import Context, Seen
 
 _NEAR = 0.1

@@ -232,8 +232,5 @@ def unmix_samples(seen: Seen, ctx: Context) -> Reconstruction:
     low, high = public.aminmax(dim=0)
     bounded = answers.clamp(0, 1) if len(ctx.network.shape) == 3 else answers.clamp(low, high)
     return Reconstruction(
-        images=bounded.float().cpu(),
-        labels=labels.cpu(),
-        failed=failed,
-        notes=tuple(notes),
+        images=bounded.float().cpu(), labels=labels.cpu(), failed=failed, notes=tuple(notes)
     )

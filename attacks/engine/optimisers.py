@@ -281,10 +281,7 @@ def minimise(
         run.advance(math.ceil(phase.share * max_evaluations), least_gain)
     back = torch.argsort(run.order)
     return Minimum(
-        x=run.x[back],
-        loss=run.loss[back],
-        evaluations=run.evaluations[back],
-        redrawn=run.redrawn,
+        x=run.x[back], loss=run.loss[back], evaluations=run.evaluations[back], redrawn=run.redrawn
     )
 
 

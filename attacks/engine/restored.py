@@ -20,12 +20,7 @@ from attacks.engine.counts import (
 )
 from attacks.engine.observation import Release, gradient_estimate, network_weights, observe, parse
 from attacks.engine.optimisers import column
-from attacks.engine.weighed import (
-    HeadView,
-    PublicSamples,
-    head_gradients,
-    weigh_counts,
-)
+from attacks.engine.weighed import HeadView, PublicSamples, head_gradients, weigh_counts
 from bench.api import Context, Kind, Mechanism, NetworkView, State
 from bench.toolkit.batches import class_means
 from bench.toolkit.losses import head_of
@@ -92,13 +87,7 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
             return _compute(chosen, like, samples, counting, release, ctx.rng)
         return _head_gradient(play_public(chosen, release, ctx), weight, bias)
 
-    return HeadView(
-        head=head,
-        restored=restored,
-        counting=counting,
-        samples=samples,
-        played=played,
-    )
+    return HeadView(head=head, restored=restored, counting=counting, samples=samples, played=played)
 
 
 def head_values(weights: State, network: NetworkView, buffers: State) -> tuple[Tensor, Tensor]:

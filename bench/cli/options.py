@@ -61,8 +61,7 @@ Loss = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none, run here."),
+    int | None, typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none, run here.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 

@@ -44,12 +44,10 @@ def verify(
         int, typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none.")
     ] = 1,
     sandbox: Annotated[
-        str,
-        typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself."),
+        str, typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself.")
     ] = "auto",
     timeout: Annotated[
-        float,
-        typer.Option("--timeout", min=1, max=10**6, help="Most seconds of the whole rerun."),
+        float, typer.Option("--timeout", min=1, max=10**6, help="Most seconds of the whole rerun.")
     ] = 3600.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the submitted code unasked.")] = False,
     details: Annotated[

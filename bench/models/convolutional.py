@@ -27,10 +27,7 @@ def lenet(*, shape: Shape, classes: int) -> Stages:
         return chain(conv=nn.Conv2d(inputs, 12, 5, stride=stride, padding=2), sigmoid=nn.Sigmoid())
 
     return OrderedDict(
-        block1=block(channels, 2),
-        block2=block(12, 2),
-        block3=block(12, 1),
-        flatten=nn.Flatten(),
+        block1=block(channels, 2), block2=block(12, 2), block3=block(12, 1), flatten=nn.Flatten()
     )
 
 

@@ -160,9 +160,7 @@ def show_interval(value: Interval | None, metric: str = "ssim") -> Shown:
     if value is None:
         return NOTHING
     return Shown(
-        text=figure(value.mean, metric),
-        interval=bounds(value, metric),
-        value=f"{value.mean:.6g}",
+        text=figure(value.mean, metric), interval=bounds(value, metric), value=f"{value.mean:.6g}"
     )
 
 

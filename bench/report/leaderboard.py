@@ -160,10 +160,7 @@ def heading(run: Run, training: PlannedTraining, checkpoint: Checkpoint) -> Row:
 
 
 def _table(
-    run: Run,
-    settings: Sequence[Sequence[PlannedTraining]],
-    read: Read,
-    checkpoint: Checkpoint,
+    run: Run, settings: Sequence[Sequence[PlannedTraining]], read: Read, checkpoint: Checkpoint
 ) -> list[Row]:
     """Return the rows of one task at one checkpoint, from each setting's trainings."""
     drafts = []

@@ -95,12 +95,7 @@ def most_similar(x: Tensor, slots: Tensor, start: Tensor) -> Tensor:
 
     first = start.double().clamp(0, 1).numpy().ravel()
     optimum = minimize(
-        loss,
-        first,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=Bounds(0, 1),
-        options={"maxiter": _STEPS},
+        loss, first, jac=True, method="L-BFGS-B", bounds=Bounds(0, 1), options={"maxiter": _STEPS}
     )
     return torch.from_numpy(optimum.x).view(start.shape).to(x.dtype)
 
