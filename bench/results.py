@@ -22,7 +22,7 @@ from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import Files
-from bench.report.overview import LOSS, by_protocol, legend
+from bench.report.overview import LOSS, Overview, by_protocol, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,29 +137,37 @@ class Results:
             if isinstance(record, NoResult) and record.status != "not_applicable"
         ]
 
-    def overview(self, *, loss: float = LOSS) -> DataFrame:
+    def best(self, *, loss: float = 100 * LOSS) -> DataFrame:
+        """One line per table: the defense that leaks least of those whose settings lose at most
+        `loss` points of accuracy, as in `overview`, and in `said` what it costs and how sure that
+        is; `defense` is None where none can be named. Raises as `overview`."""
+        return frames.best(self._files.rows, self._loss(loss))
+
+    def overview(self, *, loss: float = 100 * LOSS) -> DataFrame:
         """One line per defense and table, with the setting that leaks least of those that lose at
-        most `loss` of accuracy (a share of the test samples, .05: five points): its leak in [0, 1],
-        whether it is `first` (no defense leaks less that a paired test tells apart), the accuracy
-        that it loses, bytes and client seconds as multiples of the undefended row's; `why` says
-        what kept a defense out. Raises UserError for a loss outside of [0, 1]."""
+        most `loss` points of accuracy: its leak in [0, 1], whether it is tied for best, the
+        accuracy that it loses (a share), bytes and client seconds as multiples of the undefended
+        row's; `why` says what kept a defense out. `print(results)` shows what the terminal does.
+        Raises UserError for a loss outside of [0, 100]."""
         return frames.overview(self._files.rows, self._loss(loss))
 
-    def overview_to_latex(self, *, loss: float = LOSS) -> str:
+    def overview_to_latex(self, *, loss: float = 100 * LOSS) -> str:
         """The overview for a paper: one `table` environment per protocol, for the package booktabs,
         all names escaped. Raises as `overview`."""
         return text.overview_to_latex(self._files.rows, self._loss(loss))
 
     @staticmethod
-    def _loss(loss: float) -> float:
-        if not 0 <= loss <= 1:
-            raise UserError(f"loss is a share of the test samples in [0, 1], got {loss}.")
-        return loss
+    def _loss(points: float) -> float:
+        if not 0 <= points <= 100:
+            raise UserError(f"loss is in points of accuracy, in [0, 100], got {points}.")
+        return points / 100
 
-    def leaderboard(self, **only: str | None) -> DataFrame:
-        """One line per defense setting and checkpoint; each attack's means are ATTACK_METRIC,
-        e.g. dlg_ssim. Raises UserError for a value that occurs nowhere."""
-        return frames.leaderboard(self._rows(**only))
+    def leaderboard(self, *, wide: bool = False, **only: str | None) -> DataFrame:
+        """One line per defense setting and checkpoint, in a dozen columns. wide: with every figure;
+        each attack's means are ATTACK_METRIC, e.g. dlg_ssim. Raises UserError for a value that
+        occurs nowhere."""
+        frame = frames.leaderboard(self._rows(**only))
+        return frame if wide or frame.empty else frame[list(frames.NARROW)]
 
     def attacks(self, **only: str | None) -> DataFrame:
         """One line per row and attack, with every metric, interval, floor, status and reason."""
@@ -243,6 +251,21 @@ class Results:
             )
         return groups[0][1]
 
+    def __str__(self) -> str:
+        from rich.console import Group
+
+        from bench.report import terminal
+        from bench.report.console import PlainConsole
+
+        console, summaries = PlainConsole(width=80, force_jupyter=False), self._summaries
+        with console.capture() as captured:
+            console.print(Group(*terminal.overview(summaries), "\n".join(legend(summaries))))
+        return captured.get()
+
+    @property
+    def _summaries(self) -> list[Overview]:
+        return by_protocol(self._files.rows)
+
     def __repr__(self) -> str:
         state = self.standing.split()[0].rstrip(":").lower()
         return (
@@ -251,7 +274,7 @@ class Results:
         )
 
     def _repr_html_(self) -> str:
-        summaries = by_protocol(self._files.rows)
+        summaries = self._summaries
         body = ""
         for summary in summaries:
             frame = frames.overview_texts(summary, lambda head: " ".join(head.words))

@@ -31,7 +31,7 @@ def test_a_new_cost_column_is_one_entry_and_needs_no_run_again(
     before = leaderboard.rows(FOLDER)
     monkeypatch.setitem(COSTS, "server_seconds", cost)
     results, files = bench.load(FOLDER), Files(FOLDER)
-    seconds = results.leaderboard()["aggregation_seconds"]
+    seconds = results.leaderboard(wide=True)["aggregation_seconds"]
     assert seconds.tolist() == [r.workings and r.workings.aggregation for r in before]
     assert "aggregation_seconds" in files.text("csv").splitlines()[0].split(",")
     costs = {name for one in COSTS.values() for name in one.parts}

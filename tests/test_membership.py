@@ -63,7 +63,7 @@ def test_too_few_others_are_a_reason_and_no_figure(results: bench.Results) -> No
 
 
 def test_tables_and_figures_show_it_where_it_was_measured(results: bench.Results) -> None:
-    frame = results.leaderboard()
+    frame = results.leaderboard(wide=True)
     assert frame["membership"].max() > 0.95
     (board,) = boards(results._rows())
     assert "membership" in [column.name for column in board_columns(board.rows)]
@@ -113,7 +113,7 @@ def test_a_suite_that_does_not_ask_has_no_trace_of_it(tmp_path: Path) -> None:
     texts = [p.read_text() for p in (tmp_path / "out").rglob("*.json")]
     assert not any("membership" in text for text in texts)
     assert all("membership" not in row for row in plain.rows)
-    assert "membership" not in plain.leaderboard()
+    assert "membership" not in plain.leaderboard(wide=True)
     assert "membership" not in ThreatSettings(work="as_trained").model_dump()
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from bench.records import FlagCode, Row
 from bench.report import terminal
+from bench.report.advice import advise
+from bench.report.frames import best
 from bench.report.frames import overview as frame
 from bench.report.marks import with_marks
 from bench.report.overview import LOSSES, by_protocol, column_notes, legend, overview
@@ -277,3 +279,66 @@ def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
     (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
     assert line.count("&") == 1 + len(column_notes())
     assert "$-$10pt" in line
+
+
+# --- what a table says ------------------------------------------------------------------------
+
+
+def said_each(*rows: Row) -> tuple[str, ...]:
+    """Of the only table at five points."""
+    (advice,) = advise(overview(ready(rows), 0.05))
+    return advice.sentences
+
+
+def said(*rows: Row) -> str:
+    return " ".join(said_each(*rows))
+
+
+def test_a_table_says_what_leaks_least_what_it_costs_and_how_sure_that_is() -> None:
+    proven = setting("a", 0.3, 0.88, eps_record=3.2, costs={"bytes_up": 2400.0, "bytes_down": 6.8e6,
+                     "client_seconds": 0.05})  # fmt: skip
+    behind, costly = setting("b", 0.5, 0.9), setting("c", 0.2, 0.5)
+    first, cost, sure = said_each(proven, behind, costly, BARE)
+    assert first.startswith(
+        "a leaks least of the defenses that lose at most 5 points of accuracy: 0.1"
+    )
+    assert "without a defense 1.0 [" in first
+    assert cost.startswith("It costs 2.0 [")
+    assert cost.endswith(
+        "points, 2× the bytes, 1× the client time; its epsilon of 3.2 is meaningful."
+    )
+    assert sure == "The test tells it from all others."
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([setting("a", 0.3, 0.9), setting("b", 0.3, 0.9)], "The test does not tell b from it."),
+        ([setting("a", 0.3, 0.9)], "It is the only one."),
+        ([setting("a", 1.0, 0.9)], "Nor does it tell it from no defense."),
+        ([setting("a", 0.3, 0.5)], "No attacked defense loses at most 5 points of accuracy here."),
+        ([setting("a", 0.3, 0.9)], "nothing is proven of it"),
+        ([setting("a", 0.3, 0.9, eps_record=4e4)], "its epsilon of 4e4 is vacuous"),
+        (
+            [setting("a", 0.2, 0.9, flags=(flag(FlagCode.BELOW_FLOOR),)), setting("b", 0.5, 0.9)],
+            "and b (0.4 [0.3, 0.5]) is the least without such doubt",
+        ),
+    ],
+)
+def test_what_makes_it_unsure_is_said(rows: list[Row], part: str) -> None:
+    assert part in said(*rows, BARE)
+
+
+def test_where_attacks_fail_without_a_defense_none_is_named() -> None:
+    weak = setting("none", 0.3, 0.9)
+    text = said(setting("a", 0.22, 0.9), weak)
+    assert text.startswith("Attacks recover little here without a defense (0.1")
+
+
+def test_python_and_terminal_say_the_same() -> None:
+    rows = ready([setting("a", 0.3, 0.88), setting("b", 0.5, 0.9), BARE])
+    frame_ = best(rows, 0.05)
+    assert frame_["defense"].tolist() == ["a"]
+    assert frame_["leakage"].tolist() == pytest.approx([0.125])
+    shown = " ".join(printed(terminal.overview(by_protocol(rows))).split())
+    assert frame_["said"][0] in shown

@@ -109,7 +109,7 @@ def test_a_shard_is_a_part_with_a_folder_and_a_command_of_its_own(
 
 def test_the_leaderboard_frame_holds_every_figure_of_the_json(results: Results) -> None:
     rows = json.loads((results.folder / "leaderboard.json").read_text())
-    frame = results.leaderboard()
+    frame = results.leaderboard(wide=True)
     assert len(frame) == len(rows) == 6
     assert frame.columns[0] == "protocol"
     for (_, line), row in zip(frame.iterrows(), rows, strict=True):

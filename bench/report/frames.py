@@ -12,6 +12,7 @@ from bench.metrics.named import FLOOR_SUFFIX, METRICS
 from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
+from bench.report.advice import advise
 from bench.report.columns import Column, board_columns
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
@@ -20,6 +21,11 @@ from bench.report.escaping import csv_cell
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+NARROW = (
+    *("protocol", "dataset", "model", "checkpoint", "defense", "setting"),
+    *("leakage", "leakage_lo", "leakage_hi", "accuracy_drop", "eps_record", "flags"),
+)
+"""Columns of `leaderboard` that are shown unless all are asked for."""
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
 
@@ -135,7 +141,7 @@ def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     """Return one line per defense and table: the least leaky setting within the accuracy drop, its
     leakage and its costs; where there is none, why."""
     lines = [
-        _verdict_line(line, head, verdict)
+        _verdict_line(line.defense, head, verdict)
         for summary in overviews.by_protocol(rows, loss)
         for line in summary.lines
         for head, verdict in zip(summary.heads, line.verdicts, strict=True)
@@ -143,12 +149,25 @@ def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     return _frame(lines)
 
 
+def best(rows: Sequence[Row], loss: float) -> DataFrame:
+    """Return one line per table: the defense that leaks least, its leakage and costs, and what is
+    said of it."""
+    lines = []
+    for summary in overviews.by_protocol(rows, loss):
+        for advice in advise(summary):
+            lines.append(
+                _verdict_line(advice.defense, advice.head, advice.verdict or overviews.Verdict())
+                | {"why": None, "said": " ".join(advice.sentences)}
+            )
+    return _frame(lines).drop(columns="why")
+
+
 def _verdict_line(
-    line: overviews.DefenseLine, head: overviews.Head, verdict: overviews.Verdict
+    defense: str | None, head: overviews.Head, verdict: overviews.Verdict
 ) -> dict[str, Any]:
     row = verdict.row
     return {
-        "defense": line.defense,
+        "defense": defense,
         "table": head.title,
         **mean_and_ends("leakage", None if row is None else row.leak_interval),
         "leakage": verdict.leak,

@@ -11,6 +11,7 @@ from rich.text import Text
 from bench.records import Row, short
 from bench.report import explain
 from bench.report import overview as overviews
+from bench.report.advice import advise
 from bench.report.columns import Column, Shown, board_columns, is_refuted, show_membership
 from bench.report.costs import COSTS
 from bench.report.tables import tables, work
@@ -31,21 +32,28 @@ _OPTIONAL = ("recog-\nnised", "membership")
 
 
 def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
-    """Return a rich table of 80 columns for each table of the overviews: each defense's leakage and
-    costs, the undefended row last; below it the settings."""
+    """Return a rich table of 80 columns for each table of the overviews: what it says, then each
+    defense's leakage and costs, the undefended row last; below it the settings."""
     return [
-        _overview_table(head.title, [(line.defense, line.verdicts[i]) for line in summary.lines])
+        _overview_table(
+            advice.head.title,
+            " ".join(advice.sentences),
+            [(line.defense, line.verdicts[i]) for line in summary.lines],
+        )
         for summary in summaries
-        for i, head in enumerate(summary.heads)
+        for i, advice in enumerate(advise(summary))
     ]
 
 
-def _overview_table(title: str, verdicts: Sequence[tuple[str, overviews.Verdict]]) -> Group:
+def _overview_table(
+    title: str, said: str, verdicts: Sequence[tuple[str, overviews.Verdict]]
+) -> Group:
     """Return one table of an overview: the defenses that were run there, in the order of their
     leakage.
 
     Args:
         title: Of the table.
+        said: What it says.
         verdicts: By their defenses, in the overview's order.
     """
     ran = [(name, v) for name, v in verdicts if v.leakage != "–"]
@@ -72,7 +80,8 @@ def _overview_table(title: str, verdicts: Sequence[tuple[str, overviews.Verdict]
         table.add_column(head, justify=justify, no_wrap=head != "epsilon")
     for (name, _), *cells in zip(ran, *columns.values(), strict=True):
         table.add_row(name, *cells)
-    return Group(Text(title, style="bold"), table, Text(settings, style="dim"))
+    below = [Text(settings, style="dim")] if settings else []
+    return Group(Text(title, style="bold"), Text(said), table, *below)
 
 
 def boards(rows: Sequence[Row]) -> list[Table]:
