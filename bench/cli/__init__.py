@@ -17,7 +17,7 @@ from bench.cli import capturing, options, planning, plugins, privacy, reports, r
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="What privacy defenses for federated and split learning really protect.",
 )

@@ -21,6 +21,9 @@ LISTS = ("defenses", "attacks", "datasets", "models", "suites")
 
 def list_(
     what: Annotated[str | None, typer.Argument(help=", ".join(LISTS))] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="With the settings of each.")
+    ] = False,
     as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
@@ -41,9 +44,11 @@ def list_(
         lines = []
         for entry in entries:
             broken = Text.assemble(("broken: ", "red"), str(entry["broken"]))
-            summary = broken if entry["broken"] else entry["summary"]
-            lines.append((entry["name"], summary, entry["settings"]))
-        print_table(("", "", ""), lines, title=name, title_style="bold", show_header=False)
+            whole = Text(entry["summary"], no_wrap=not settings, overflow="ellipsis")
+            own = (entry["settings"],) if settings else ()
+            lines.append((entry["name"], broken if entry["broken"] else whole, *own))
+        heads = ("", "", "")[: 2 + settings]
+        print_table(heads, lines, title=name, title_style="bold", show_header=False)
         console.print()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.report.costs import COSTS
 from bench.report.overview import Head, Overview, Verdict, any_one_seed, epsilon_words, times
-from bench.report.verdicts import UNDEFENDED, CONTROL
+from bench.report.verdicts import CONTROL, UNDEFENDED
 
 
 @dataclass(frozen=True, kw_only=True)
