@@ -299,10 +299,8 @@ def test_a_table_says_what_leaks_least_what_it_costs_and_how_sure_that_is() -> N
                      "client_seconds": 0.05})  # fmt: skip
     behind, costly = setting("b", 0.5, 0.9), setting("c", 0.2, 0.5)
     first, cost, sure = said_each(proven, behind, costly, BARE)
-    assert first.startswith(
-        "a leaks least of the defenses that lose at most 5 points of accuracy: 0.1"
-    )
-    assert "without a defense 1.0 [" in first
+    assert first.startswith("At a loss of 5 points of accuracy a leaks least: 0.1 [")
+    assert "(without a defense 1.0 [" in first
     assert cost.startswith("It costs 2.0 [")
     assert cost.endswith(
         "points, 2× the bytes, 1× the client time; its epsilon of 3.2 is meaningful."

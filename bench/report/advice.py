@@ -39,22 +39,21 @@ def _advise(summary: Overview, place: int, head: Head) -> Advice:
     named = {line.defense: line.verdicts[place] for line in summary.lines}
     bare = named.pop(UNDEFENDED, None)
     known = [(name, v) for name, v in named.items() if v.leak is not None]
-    within = f"at most {100 * summary.loss:g} points of accuracy"
+    points = f"{100 * summary.loss:g} points of accuracy"
     if bare is not None and bare.leak is not None and bare.leak < CONTROL:
         reason = f"Attacks recover little here without a defense ({bare.leakage})"
         return Advice(head=head, sentences=(f"{reason}: what one adds cannot be told.",))
     if not known:
-        return Advice(head=head, sentences=(f"No attacked defense loses {within} here.",))
+        return Advice(head=head, sentences=(f"No attacked defense loses at most {points} here.",))
     known.sort(key=lambda pair: pair[1].leak or 0.0)
     name, best = known[0]
-    least = f"{name} leaks least of the defenses that lose {within}: {best.leakage}"
-    without = "" if bare is None else f", without a defense {bare.leakage}"
+    without = "" if bare is None else f" (without a defense {bare.leakage})"
     return Advice(
         head=head,
         defense=name,
         verdict=best,
         sentences=(
-            f"{least}{without}.",
+            f"At a loss of {points} {name} leaks least: {best.leakage}{without}.",
             f"It costs {_costs(best)}; {_proof(best)}.",
             " ".join(_sureness(best, known[1:])),
         ),

@@ -20,6 +20,7 @@ from markupsafe import Markup
 import bench
 from bench.records import Row, Run, short
 from bench.report import explain, overview, text
+from bench.report.advice import advise
 from bench.report.boards import AT_ONCE, Board, boards, details
 from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
@@ -165,6 +166,7 @@ def environment() -> Environment:
     )
     templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
     templates.filters |= {"chip": explain.chip, "useful": has_use, "work": work, "idle": idle}
+    templates.filters["advise"] = advise
     return templates
 
 
