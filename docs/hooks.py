@@ -15,6 +15,9 @@ fact that has no line, or a line that belongs to none, ends the build.
     tasks SUITE          the same of each table's first row, all in one table
     overview SUITE NAME  its overview: leaks of defenses by tables, shaded, and what they cost; or
                          only the named ones beside the undefended one, without its legend
+    advice SUITE PROTOCOL NAME ..
+                         what each table of its last round under a protocol says to use, of all defenses or
+                         of the named ones
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
     published            attacks' published figures beside ours, of all files in results/published
@@ -477,6 +480,24 @@ def overview(names: Sequence[str], _: str) -> str:
     return "\n\n".join(parts)
 
 
+def advice(names: Sequence[str], _: str) -> str:
+    from bench.report import overview as overviews
+    from bench.report.advice import advise
+
+    suite, protocol, *defenses = names
+    last = [r for r in reference(suite) if r.checkpoint == "final"]
+    rows = [r for r in last if not defenses or r.defense in {*defenses, "none"}]
+    said = [
+        f"- **{one.head.title.partition(' · ')[2]}**: {' '.join(one.sentences)}"
+        for overview in overviews.by_protocol(rows)
+        if overview.protocol == protocol
+        for one in advise(overview)
+    ]
+    if not said:
+        raise ValueError(f"results/{suite} has no row of {' '.join([protocol, *defenses])}.")
+    return "\n".join(said)
+
+
 def board(names: Sequence[str], _: str) -> str:
     from rich.console import Console
 
@@ -583,6 +604,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "scores": scores,
     "tasks": tasks,
     "overview": overview,
+    "advice": advice,
     "board": board,
     "printed": printed,
     "published": published,
