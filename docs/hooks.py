@@ -16,8 +16,8 @@ fact that has no line, or a line that belongs to none, ends the build.
     overview SUITE NAME  its overview: leaks of defenses by tables, shaded, and what they cost; or
                          only the named ones beside the undefended one, without its legend
     advice SUITE PROTOCOL NAME ..
-                         what each table of its last round under a protocol says to use, of all defenses or
-                         of the named ones
+                         what each table of its last round under a protocol says to use, of all
+                         defenses or of the named ones
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
     published            attacks' published figures beside ours, of all files in results/published

@@ -37,9 +37,10 @@ def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: 
     assert (code, "less than or equal to 100" in text) == (2, True)
     code, text = leakbench("plan", suite, "--out", out)
     assert "3 trainings (3 cached), 6 attack cells (6 cached)." in text
-    code, text = leakbench("report", out, "--format", "md")
+    code, text = leakbench("report", out, "--format", "md,tex")
     assert code == 0
     assert "leaderboard.md" in text
+    assert (tmp_path / "out" / "overview.tex").read_text().count(r"\begin{table}") == 1
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert len(rows) == 3
 

@@ -99,7 +99,7 @@ def _p(value: float) -> str:
 def report(
     folder: Annotated[Path, typer.Argument(help="A result folder, or a published one.")],
     format_: Annotated[
-        str, typer.Option("--format", help="Files to write: html,md,csv,json (any of them).")
+        str, typer.Option("--format", help="Files to write: html,md,csv,json,tex (any of them).")
     ] = "html,md,csv,json",
     out: Annotated[
         Path | None,

@@ -76,6 +76,7 @@ FILES = {
     "md": "leaderboard.md",
     "csv": "leaderboard.csv",
     "json": LEADERBOARD,
+    "tex": "overview.tex",
 }
 """Formats and the files that hold them."""
 
@@ -130,6 +131,8 @@ class Files:
         """The text of the file of a format of `FILES`."""
         if format_ == "json":
             return self._json
+        if format_ == "tex":
+            return text.overview_to_latex(self.rows)
         if format_ == "csv":
             return frames.to_csv(self.rows)
         if format_ == "md":
