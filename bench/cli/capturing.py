@@ -25,7 +25,7 @@ def export(
     cell: Annotated[
         str, typer.Argument(help="A key, the beginning of one, or digits/lenet/spm/dlg/final.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Name of the files, without an ending.")],
+    out: Annotated[Path, typer.Option(help="Name of the files, without an ending.")],
     view: View = 0,
     data_dir: options.DataDir = None,
     download: options.Download = False,
@@ -105,7 +105,7 @@ def _print_scores(scored: Scored) -> None:
 
 def merge(
     folders: Annotated[list[Path], typer.Argument(help="Result folders of one suite.")],
-    out: Annotated[Path, typer.Option("--out", help="An empty or new folder.")],
+    out: Annotated[Path, typer.Option(help="An empty or new folder.")],
 ) -> None:
     """Join result folders that were made in parts, and print the whole leaderboard."""
     with options.plain_errors():
@@ -135,22 +135,19 @@ def attack(
         list[str] | None, typer.Option("--set", help="key=value of the one attack.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="What makes the network, such as FILE.py:Net.")
+        str | None, typer.Option(help="What makes the network, such as FILE.py:Net.")
     ] = None,
     truth: Annotated[
-        list[Path] | None,
-        typer.Option("--truth", help="Of each FILE; by default FILE-truth.safetensors."),
+        list[Path] | None, typer.Option(help="Of each FILE; by default FILE-truth.safetensors.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write what each attack rebuilt: OUT-ATTACK.")
+        Path | None, typer.Option(help="Write what each attack rebuilt: OUT-ATTACK.")
     ] = None,
-    budget: Annotated[
-        int, typer.Option("--budget", min=1, max=10**9, help="Evaluations per start.")
-    ] = 200,
+    budget: Annotated[int, typer.Option(min=1, max=10**9, help="Evaluations per start.")] = 200,
     quick: Annotated[
         bool, typer.Option("--quick", help="A first look: a tenth of the evaluations.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Decides what the attacks draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides what the attacks draw.")] = 0,
     device: options.Device = "auto",
     plugin: options.PluginFile = None,
     as_json: options.AsJson = False,

@@ -29,23 +29,19 @@ errors = PlainConsole(stderr=True)
 
 SuiteName = Annotated[str, typer.Argument(help="A shipped suite (see 'list suites') or FILE.toml.")]
 Only = Annotated[
-    list[str] | None, typer.Option("--only", help="Keep cells with key=value; task=0 is the first.")
+    list[str] | None, typer.Option(help="Keep cells with key=value; task=0 is the first.")
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Change a suite value: path.to.key=value.")
 ]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder of data sets (or LEAKBENCH_DATA).")
-]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets (or LEAKBENCH_DATA).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch data sets that are missing.")]
 PluginFile = Annotated[
-    list[Path] | None, typer.Option("--plugin", help="A Python file with a defense or attack.")
+    list[Path] | None, typer.Option(help="A Python file with a defense or attack.")
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="Result folder; default leakbench-runs/SUITE.")
-]
+Out = Annotated[Path | None, typer.Option(help="Result folder; default leakbench-runs/SUITE.")]
 Shard = Annotated[
-    str, typer.Option("--shard", help="i/n: the i-th of n parts, for batch systems; then merge.")
+    str, typer.Option(help="i/n: the i-th of n parts, for batch systems; then merge.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DefenseSet = Annotated[
@@ -56,14 +52,12 @@ Details = Annotated[
 ]
 Loss = Annotated[
     float,
-    typer.Option(
-        "--loss", min=0, max=100, help="Points of accuracy that an overview's settings may lose."
-    ),
+    typer.Option(min=0, max=100, help="Points of accuracy that an overview's settings may lose."),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none, run here.")
+    int | None, typer.Option(min=0, max=1024, help="Worker processes; 0: none, run here.")
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -29,12 +29,11 @@ def plan(
     download: options.Download = False,
     plugin: options.PluginFile = None,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, max=1024, help="Workers, for the time it would take."),
+        int | None, typer.Option(min=1, max=1024, help="Workers, for the time it would take.")
     ] = None,
     costs: Annotated[
         list[Path] | None,
-        typer.Option("--costs", help="A result folder whose finished jobs the estimates use."),
+        typer.Option(help="A result folder whose finished jobs the estimates use."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print every training.")] = False,
     as_json: options.AsJson = False,

@@ -139,11 +139,9 @@ def check(
     fast: Annotated[
         bool, typer.Option("--fast", help="Leave out what takes longest, while you write it.")
     ] = False,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="On whose samples a model is tried.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="On whose samples a model is tried.")] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Most seconds for the check of one plugin.")
+        float, typer.Option(help="Most seconds for the check of one plugin.")
     ] = 600.0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -196,12 +194,12 @@ def _show(conformance: Conformance) -> None:
 
 def submit(
     target: Target,
-    run: Annotated[Path, typer.Option("--run", help="The result folder with its rows.")],
+    run: Annotated[Path, typer.Option(help="The result folder with its rows.")],
     attack: Annotated[
-        list[Path] | None, typer.Option("--attack", help="FILE.py of your own attack in that run.")
+        list[Path] | None, typer.Option(help="FILE.py of your own attack in that run.")
     ] = None,
-    author: Annotated[str, typer.Option("--author", help="Who submits.")] = "anonymous",
-    out: Annotated[Path, typer.Option("--out")] = Path("results/submissions"),
+    author: Annotated[str, typer.Option(help="Who submits.")] = "anonymous",
+    out: Path = Path("results/submissions"),
     data_dir: options.DataDir = None,
     replace: Annotated[bool, typer.Option("--replace", help="Write it anew.")] = False,
 ) -> None:

@@ -22,16 +22,14 @@ def ledger(
     facts: Annotated[
         str,
         typer.Option(
-            "--facts",
-            help="parameters=N,rounds=T,clients=n,participation=p,batch=b,records=m,delta=d",
+            help="parameters=N,rounds=T,clients=n,participation=p,batch=b,records=m,delta=d"
         ),
     ] = "parameters=1",
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over",
             help="key=value,value,...: a table over a setting or a fact; of several keys, over "
-            "their combinations.",
+            "their combinations."
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -103,11 +101,9 @@ def _entry_lines(entry: Entry) -> Iterator[str]:
 def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
     set_: options.DefenseSet = None,
-    draws: Annotated[int, typer.Option("--draws", help="Per input of a pair.")] = 4000,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    rounds: Annotated[
-        int, typer.Option("--rounds", help="Releases of a draw: audits their composition.")
-    ] = 1,
+    draws: Annotated[int, typer.Option(help="Per input of a pair.")] = 4000,
+    seed: int = 0,
+    rounds: Annotated[int, typer.Option(help="Releases of a draw: audits their composition.")] = 1,
     as_json: options.AsJson = False,
     plugin: options.PluginFile = None,
 ) -> None:

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 def tune(
     suite: options.SuiteName,
     loss: Annotated[
-        str, typer.Option("--loss", help="Points of accuracy that settings may lose: 1,5,10.")
+        str, typer.Option(help="Points of accuracy that settings may lose: 1,5,10.")
     ] = "1,5,10",
-    steps: Annotated[
-        int, typer.Option("--steps", min=0, max=60, help="Bisections; 0: the ends alone.")
-    ] = 6,
+    steps: Annotated[int, typer.Option(min=0, max=60, help="Bisections; 0: the ends alone.")] = 6,
     device: options.Device = "auto",
     jobs: options.Jobs = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The suite to write; default NAME_tuned.toml.")
+        Path | None, typer.Option(help="The suite to write; default NAME_tuned.toml.")
     ] = None,
     data_dir: options.DataDir = None,
     download: options.Download = False,
@@ -109,9 +107,8 @@ def sweep(
     over: Annotated[
         str,
         typer.Option(
-            "--over",
             help="key=value,value,...: threat.batch=1,8,32 (of every threat), or a path as of "
-            "--set: protocol.rounds=10,30, defenses.0.settings.epsilon=1,8.",
+            "--set: protocol.rounds=10,30, defenses.0.settings.epsilon=1,8."
         ),
     ],
     only: options.Only = None,
@@ -122,7 +119,7 @@ def sweep(
     data_dir: options.DataDir = None,
     download: options.Download = False,
     plugin: options.PluginFile = None,
-    figures: Annotated[str, typer.Option("--figures", help="Formats: pdf,png,svg.")] = "png",
+    figures: Annotated[str, typer.Option(help="Formats: pdf,png,svg.")] = "png",
 ) -> None:
     """Run a suite once for every value of one key, and draw leakage over it.
 

@@ -25,29 +25,23 @@ _VERDICTS = {"equal": "green", "within tolerance": "yellow", "differs": "bold re
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A submission, or results with records.")],
-    sample: Annotated[int, typer.Option("--sample", min=1, help="Cells to rerun.")] = 3,
+    sample: Annotated[int, typer.Option(min=1, help="Cells to rerun.")] = 3,
     trainings: Annotated[
-        int | None,
-        typer.Option(
-            "--trainings", min=1, help="Trainings to rerun with all their cells, instead."
-        ),
+        int | None, typer.Option(min=1, help="Trainings to rerun with all their cells, instead.")
     ] = None,
     only: options.Only = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     tolerance: Annotated[
-        float,
-        typer.Option("--tolerance", min=0, max=1, help="Of means, where figures are not equal."),
+        float, typer.Option(min=0, max=1, help="Of means, where figures are not equal.")
     ] = 0.02,
     device: options.Device = "auto",
     data_dir: options.DataDir = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, max=1024, help="Worker processes; 0: none.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=0, max=1024, help="Worker processes; 0: none.")] = 1,
     sandbox: Annotated[
-        str, typer.Option("--sandbox", help="auto, bwrap or none: what keeps the code to itself.")
+        str, typer.Option(help="auto, bwrap or none: what keeps the code to itself.")
     ] = "auto",
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, max=10**6, help="Most seconds of the whole rerun.")
+        float, typer.Option(min=1, max=10**6, help="Most seconds of the whole rerun.")
     ] = 3600.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the submitted code unasked.")] = False,
     details: Annotated[
