@@ -1,3 +1,4 @@
+# ruff: noqa: F401 -- some of what is imported here the package hands on
 """Networks by name: leakbench's own, which are chains of named stages, and any torch module."""
 
 from __future__ import annotations
@@ -116,21 +117,3 @@ def _scale(name: str, mean: Any, std: Any, channels: int) -> Scale | None:
             )
         pair.append(tuple(float(v) for v in each))
     return pair[0], pair[1]
-
-
-__all__ = [
-    "BUILDERS",
-    "CONSTANT",
-    "OWN",
-    "ModuleNetwork",
-    "Network",
-    "bare_parameters",
-    "build",
-    "file_of",
-    "get_held",
-    "hand",
-    "is_handed",
-    "is_named",
-    "module_of",
-    "unwrap",
-]
