@@ -17,17 +17,14 @@ from typing import Any
 
 from bench.arguments import check_arguments
 from bench.data import builtin, files, leaf, standard
-from bench.data.dataset import (
-    Dataset,
-    carve,
-    carve_clients,
-    check_dataset,
-    data_folder,
-    from_arrays,
-    from_features,
-    numbered,
-    validation_part,
-)
+from bench.data.dataset import Dataset as Dataset
+from bench.data.dataset import carve as carve
+from bench.data.dataset import carve_clients as carve_clients
+from bench.data.dataset import check_dataset, validation_part
+from bench.data.dataset import data_folder as data_folder
+from bench.data.dataset import from_arrays as from_arrays
+from bench.data.dataset import from_features as from_features
+from bench.data.dataset import numbered as numbered
 from bench.errors import UserError
 from bench.extensions import BrokenImport, list_installed, load_entry_point, origin_of
 from bench.foreign import contain, in_one_line
@@ -149,20 +146,3 @@ def _loader_of(point: EntryPoint) -> Loader:
 
 def _describe(point: EntryPoint) -> str:
     return f"dataset '{point.name}' ({origin_of(point)})"
-
-
-__all__ = [
-    "LOADERS",
-    "PATH_LOADERS",
-    "Dataset",
-    "carve",
-    "carve_clients",
-    "data_folder",
-    "foreign",
-    "foreign_loader",
-    "from_arrays",
-    "from_features",
-    "has_files",
-    "load_dataset",
-    "numbered",
-]
