@@ -13,15 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.engine import regression
-from attacks.engine.observation import (
-    Release,
-    gradient_estimate,
-    lawless,
-    network_weights,
-    parse_view,
-    unusable,
-)
+from attacks.engine import observation, regression
 from attacks.engine.restored import play_public
 from attacks.engine.weighed import PublicSamples, public_batches
 from bench.api import Attack, Context, Reconstruction, Seen, State
@@ -57,15 +49,15 @@ class GDBR(Attack):
     source = "Zhang, Chow, Li, arXiv:2412.12640"
 
     def applies(self, seen: Seen) -> str | None:
-        release = parse_view(seen)[-1]
+        release = observation.parse_view(seen)[-1]
         if release.soft_labels is not None:
             return "the labels are sent, which ilrg reads"
-        return unusable(release) or lawless(release)
+        return observation.unusable(release) or observation.lawless(release)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        releases, solved, notes = parse_view(seen), list[Tensor](), list[str]()
+        releases, solved, notes = observation.parse_view(seen), list[Tensor](), list[str]()
         for release in releases:
-            weights = network_weights(release, ctx)
+            weights = observation.network_weights(release, ctx)
             buffers = {n: v.to(ctx.device) for n, v in release.seen.buffers.items()}
             with torch.no_grad():
                 logits = ctx.network.apply(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
@@ -81,13 +73,13 @@ class GDBR(Attack):
             notes.append(f"{explained:.0%} of public batches' head bias gradients explained")
         return Reconstruction(
             label_counts=round_to_total(torch.stack(solved).mean(dim=0), total=total),
-            failed=gradient_estimate(releases[-1]).square.cpu() == 0,
+            failed=observation.gradient_estimate(releases[-1]).square.cpu() == 0,
             notes=tuple(notes),
         )
 
 
 def bias_gradient(
-    release: Release, ctx: Context, softmax: Tensor, labels: Tensor
+    release: observation.Release, ctx: Context, softmax: Tensor, labels: Tensor
 ) -> tuple[Tensor, float]:
     """Estimates of r [V, C], and the share of its variance that they explain on public batches.
 
@@ -110,11 +102,11 @@ def bias_gradient(
     return fitted(_estimates([release], slopes), 0).view(-1, softmax.shape[1]), explained
 
 
-def _logit_gradients(release: Release, ctx: Context) -> dict[str, Tensor]:
+def _logit_gradients(release: observation.Release, ctx: Context) -> dict[str, Tensor]:
     """Mean gradients [C, D] of each logit, less those of all logits' mean, by the tensors sent."""
     leaves = {n: v.detach().clone().requires_grad_() for n, v in release.before.items()}
     logits = ctx.network.apply(
-        network_weights(replace(release, before=leaves), ctx),
+        observation.network_weights(replace(release, before=leaves), ctx),
         ctx.aux_x[:_SAMPLES].to(ctx.device),
         mode=str(release.seen.known["mode"]),
         buffers={n: v.to(ctx.device) for n, v in release.seen.buffers.items()},
@@ -132,11 +124,11 @@ def _logit_gradients(release: Release, ctx: Context) -> dict[str, Tensor]:
     }
 
 
-def _estimates(releases: Iterable[Release], slopes: State) -> Tensor:
+def _estimates(releases: Iterable[observation.Release], slopes: State) -> Tensor:
     """Every tensor's r of every client, [V C, tensors]."""
     rows = []
     for release in releases:
-        shown = gradient_estimate(release)
+        shown = observation.gradient_estimate(release)
         estimates = []
         for name, slope in slopes.items():
             seen = _thin(shown.present[name]).to(slope)  # [V, D]

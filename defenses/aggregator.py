@@ -38,15 +38,8 @@ from bench.api import (
     Strength,
 )
 from bench.privacy.gaussian import exact_gaussian_epsilon
+from bench.toolkit import vectors
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import (
-    change_uploads,
-    clip,
-    cut_like,
-    gaussian_like,
-    replace_values,
-    showing,
-)
 
 AGGREGATOR = "aggregator"
 _TERM, _CLIP, _WITHIN, _MEAN = "term", "clip", "within", "mean"
@@ -87,7 +80,7 @@ class Aggregator(Party):
 
     def noise(self, like: Tensor, round: int) -> Tensor:
         """A round's noise on the sum of the updates, in clips."""
-        return gaussian_like(like, std=self.std, rng=self.rng)
+        return vectors.gaussian_like(like, std=self.std, rng=self.rng)
 
     def begin(self, when: Stage, roster: Sequence[str], round: int, step: int) -> list[Message]:
         if when != "round":
@@ -171,21 +164,21 @@ class CentralNoise(Defense):
         norm = client.plan[_CLIP]
 
         def seal(update: Message) -> list[Message]:
-            parts = clip(update.parts, norm=norm)
+            parts = vectors.clip(update.parts, norm=norm)
             if _LONE in client.plan:
                 std, rng = client.plan[_LONE] * norm, client.rng["defense"]
-                noised = {n: p.values + gaussian_like(p.values, std=std, rng=rng)
+                noised = {n: p.values + vectors.gaussian_like(p.values, std=std, rng=rng)
                           for n, p in parts.items()}  # fmt: skip
-                return [replace_values(update, noised)]
+                return [vectors.replace_values(update, noised)]
             whole, term = (_flatten(p) for p in (update.parts, parts))
             within = Part(values=(whole.norm() <= norm).float(), bits=1)
             told = {_TERM: Part(values=term), _WITHIN: within}
             own = replace(update, kind=_TERM, receiver=AGGREGATOR, parts=told)
             sealed = {n: Sealed(n_bytes=0, covers=p.told()) for n, p in update.parts.items()}
-            hidden = {n: showing(p, torch.tensor(False)) for n, p in update.parts.items()}
+            hidden = {n: vectors.showing(p, torch.tensor(False)) for n, p in update.parts.items()}
             return [replace(update, parts=hidden, sealed=sealed), own]
 
-        return change_uploads(messages, "update", local, seal)
+        return vectors.change_uploads(messages, "update", local, seal)
 
     def public_plans(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
         """An attacker rehearses the mean with one client, in the place of as many as sent."""
@@ -204,7 +197,7 @@ class CentralNoise(Defense):
             asked = Message(kind=_MEAN, sender=SERVER, receiver=AGGREGATOR, round=first.round)
             (answer,) = server.ask(asked)
             like = {n: p.values for n, p in first.parts.items()}
-            mean = cut_like(answer.parts[_MEAN].values, like)
+            mean = vectors.cut_like(answer.parts[_MEAN].values, like)
             parts = {n: Part(values=v) for n, v in mean.items()}
             uploads = [replace(first, sender=SUM, sealed={}, parts=parts)]
             server.ask(uploads[0])

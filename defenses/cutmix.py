@@ -16,19 +16,8 @@ from torch import Tensor
 
 from bench.api import Client, Facts, Message, Mixture, Part, Party, Strength
 from bench.toolkit.patches import count_positions
+from defenses import mixer
 from defenses.dp_cutmix import DPCutMix
-from defenses.mixer import (
-    MIXER,
-    RATIOS,
-    Deal,
-    GroupMixing,
-    Mixer,
-    Mixing,
-    box_side,
-    deal_boxes,
-    deal_ratios,
-    mixtures,
-)
 from defenses.noised_smashed import NoisedSmashed
 
 _NO_NOISE: dict[str, Any] = {"clip": math.inf, "smashed_std": 0.0, "label_std": 0.0}
@@ -47,7 +36,7 @@ class DPSL(NoisedSmashed):
         return (smashed + label) / 2
 
 
-class DPMixSL(GroupMixing):
+class DPMixSL(mixer.GroupMixing):
     """Noise on smashed data and labels; the server mixes a group's by Mixup.
 
     Eq. 5's amplification does not hold against the server, which sees every upload before mixing,
@@ -66,12 +55,14 @@ class DPMixSL(GroupMixing):
     source = "DP-CutMixSL, Appendix B.2 (DP-MixSL)"
 
     def third_parties(self, seed: int) -> Mapping[str, Party]:
-        deal = partial(deal_ratios, mixing=self.mixing, alpha=self.alpha)
-        return {MIXER: Mixer(seed=seed, group=self.group, kind=RATIOS, deal=deal)}
+        deal = partial(mixer.deal_ratios, mixing=self.mixing, alpha=self.alpha)
+        return {mixer.MIXER: mixer.Mixer(seed=seed, group=self.group, kind=mixer.RATIOS, deal=deal)}
 
     def mix(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture] | None:
         """Eq. 15: lambda_i s_i."""
-        return mixtures(uploads, heard, kind=RATIOS, share=lambda smashed, ratio: ratio * smashed)
+        return mixer.mixtures(
+            uploads, heard, kind=mixer.RATIOS, share=lambda smashed, ratio: ratio * smashed
+        )
 
     def bound(self, *, smashed: float, label: float) -> float:
         return (1 / self.group) ** 2 * (smashed + label) / 2
@@ -91,7 +82,7 @@ class CutMix(DPCutMix):
     source = "DP-CutMixSL, Sec. 2 (CutMixSL)"
 
     def __init__(
-        self, *, patches: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
+        self, *, patches: int, group: int, mixing: mixer.Mixing = "uniform", alpha: float = 1.0
     ) -> None:
         super().__init__(patches=patches, group=group, mixing=mixing, alpha=alpha, **_NO_NOISE)
 
@@ -117,7 +108,7 @@ class VanillaCutMix(CutMix):
     source = "DP-CutMixSL, Table 1 (SL w. Vanilla CutMix), after Yun et al. 2019"
 
     def __init__(
-        self, *, positions: int, group: int, mixing: Mixing = "uniform", alpha: float = 1.0
+        self, *, positions: int, group: int, mixing: mixer.Mixing = "uniform", alpha: float = 1.0
     ) -> None:
         if positions < 1 or math.isqrt(positions) ** 2 != positions:
             raise ValueError(
@@ -126,8 +117,8 @@ class VanillaCutMix(CutMix):
             )
         super().__init__(patches=positions, group=group, mixing=mixing, alpha=alpha)
 
-    def deal(self) -> Deal:
-        return partial(deal_boxes, self.patches, mixing=self.mixing, alpha=self.alpha)
+    def deal(self) -> mixer.Deal:
+        return partial(mixer.deal_boxes, self.patches, mixing=self.mixing, alpha=self.alpha)
 
     def smashed(self, q: Tensor, client: Client) -> Part:
         if (there := count_positions(q)) != self.patches:
@@ -142,7 +133,7 @@ class VanillaCutMix(CutMix):
         half the grid, and the others may lie inside it."""
         if self.smallest_group(facts) == 1:
             return 1.0
-        width = box_side(math.isqrt(self.patches), 1 / 2) if self.mixing == "uniform" else 1
+        width = mixer.box_side(math.isqrt(self.patches), 1 / 2) if self.mixing == "uniform" else 1
         return 1 - (-(-width // 2)) ** 2 / self.patches
 
 
@@ -167,5 +158,5 @@ class Mixup(DPMixSL):
     strength = None  # type: ignore[assignment]  # it adds no noise
     source = "DP-CutMixSL, Table 1 (SL w. Mixup), after Zhang et al. 2017"
 
-    def __init__(self, *, group: int, mixing: Mixing = "uniform", alpha: float = 1.0) -> None:
+    def __init__(self, *, group: int, mixing: mixer.Mixing = "uniform", alpha: float = 1.0) -> None:
         super().__init__(group=group, mixing=mixing, alpha=alpha, **_NO_NOISE)

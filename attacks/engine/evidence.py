@@ -10,6 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from attacks.engine import terms
 from attacks.engine.clients import Clients, Spread, moves
 from attacks.engine.observation import (
     SMASHED,
@@ -24,17 +25,6 @@ from attacks.engine.observation import (
 )
 from attacks.engine.optimisers import column
 from attacks.engine.orders import Orders
-from attacks.engine.terms import (
-    Term,
-    UploadLikelihood,
-    Uploads,
-    UploadSum,
-    build_smashed_term,
-    joint_distance,
-    likelihood,
-    upload_cosine,
-    weigh_distance,
-)
 from bench.api import Context, GaussianNoise, Kind, Mechanism, SmashedNoise
 
 Distance = Literal["likelihood", "cosine"]
@@ -136,11 +126,11 @@ class Evidence:
                 self.noise = None
         if self.view is not None and distance == "likelihood":
             self.view, observation = self._weigh_together(self.view, observation)
-        self.uploads: Uploads | None = None
-        self.terms: list[Term] = []
-        self.sums: list[UploadSum] = []
+        self.uploads: terms.Uploads | None = None
+        self.terms: list[terms.Term] = []
+        self.sums: list[terms.UploadSum] = []
         if observation is not None:
-            self.uploads = Uploads(
+            self.uploads = terms.Uploads(
                 clients=self.clients,
                 observation=observation,
                 returned=self.returned,
@@ -158,14 +148,14 @@ class Evidence:
                 victims, sent = len(release.clients), self.uploads.in_order
                 self.uploads.orders = Orders(victims, self.clients, ctx, first=arranged, sent=sent)
             if distance == "cosine":
-                self.terms.append(upload_cosine(self.uploads, share))
+                self.terms.append(terms.upload_cosine(self.uploads, share))
             else:
-                self.terms.append(UploadLikelihood(self.uploads))
+                self.terms.append(terms.UploadLikelihood(self.uploads))
             shared = find_opened_mean(release, dtype=dtype)
             if shared is not None and distance == "likelihood":
                 covers = {n: c.to(ctx.device) for n, c in shared[0].items()}
                 mean = shared[1].to(ctx.device)
-                self.sums.append(UploadSum(uploads=self.uploads, covers=covers, mean=mean))
+                self.sums.append(terms.UploadSum(uploads=self.uploads, covers=covers, mean=mean))
         if self.view is not None:
             self.terms.append(self._build_smashed_term(self.view))
         self.own = self.terms
@@ -227,17 +217,17 @@ class Evidence:
         return view, observation
 
     # --- terms ----------------------------------------------------------------------------------
-    def _build_smashed_term(self, view: SplitView) -> Term:
-        law = weigh_distance(view, self.unit(view))
+    def _build_smashed_term(self, view: SplitView) -> terms.Term:
+        law = terms.weigh_distance(view, self.unit(view))
         # One noise has its own law; several, and drawn weights, go by their variance.
         noises = view.noises if self.distance == "likelihood" else ()
         if noises and ((self.spread is None and len(noises) == 1) or view.std == 0):
-            law = likelihood(view, noises[-1])
+            law = terms.likelihood(view, noises[-1])
         elif self.spread is not None and self.distance == "likelihood":
             precision = self.spread.precision(view.std**2)
             if precision is not None and bool(view.present.all()):
-                law = joint_distance(view, precision)
-        return build_smashed_term(self.clients, view, law)
+                law = terms.joint_distance(view, precision)
+        return terms.build_smashed_term(self.clients, view, law)
 
     def unit(self, view: SplitView) -> Tensor:
         """[V, 1, ...], weight of the squared distance of smashed data: that of its noise, or as
@@ -315,7 +305,7 @@ class Evidence:
         return own
 
 
-def some_terms(evidence: Evidence, share: float) -> list[Term]:
+def some_terms(evidence: Evidence, share: float) -> list[terms.Term]:
     """Terms of about this share of the releases, evenly from the first on."""
     if share >= 1:
         return evidence.terms
@@ -327,7 +317,7 @@ def releases_of(evidence: Evidence) -> list[Evidence]:
     return [*evidence.earlier, evidence]
 
 
-def keeping(evidence: Evidence) -> list[Uploads]:
+def keeping(evidence: Evidence) -> list[terms.Uploads]:
     """Uploads of the releases whose clients kept something to themselves."""
     uploads = [one.uploads for one in releases_of(evidence)]
     return [u for u in uploads if u is not None and u.own is not None]

@@ -16,16 +16,8 @@ from bench import models
 from bench.contract.defense import Defense
 from bench.data.partition import enough
 from bench.errors import UserError, noting
+from bench.harness import environment
 from bench.harness.attack import Attacking
-from bench.harness.environment import (
-    Environment,
-    dataset_of,
-    dealing_of,
-    network_of,
-    plugins_of,
-    samples_for_threats,
-    versions,
-)
 from bench.harness.executors.task import ATTACKS, SCORES, TRAININGS, Executor, Task
 from bench.harness.keys import Keys
 from bench.harness.plan import Plan
@@ -84,7 +76,7 @@ KINDS = (TRAININGS, ATTACKS, SCORES)
 """The kinds of jobs, each of which follows from those before."""
 
 
-def check(plan: Plan, registry: Registry, env: Environment) -> None:
+def check(plan: Plan, registry: Registry, env: environment.Environment) -> None:
     """Find errors before any work: in names, settings, data, shapes and threats.
 
     Each setting, network and data set is tried once.
@@ -109,7 +101,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         if split not in data_facts:
             data_facts[split] = None
             with noting(problems):
-                dataset = dataset_of(job, env)
+                dataset = environment.dataset_of(job, env)
                 own = dataset.train_clients
                 owners = None if own is None else own.numpy()
                 data_facts[split] = len(dataset.train_y), dataset.shape, dataset.classes, owners
@@ -119,7 +111,7 @@ def check(plan: Plan, registry: Registry, env: Environment) -> None:
         if task not in networks:
             networks[task] = None
             with noting(problems):
-                network = network_of(job, known[1], known[2])
+                network = environment.network_of(job, known[1], known[2])
                 network.check()
                 networks[task] = network
         with noting(problems):
@@ -144,8 +136,8 @@ def _check_samples(job: TrainJob, samples: int, owners: np.ndarray | None, place
 
     owners: Whose each sample is, None where the data does not say.
     """
-    dealing = dealing_of(job)
-    need = dealing.clients * samples_for_threats(job)
+    dealing = environment.dealing_of(job)
+    need = dealing.clients * environment.samples_for_threats(job)
     if samples < need:
         raise UserError(
             f"{place}: {job.task.dataset} has {samples} training samples, but "
@@ -375,10 +367,12 @@ class _Run:
         )
         return self._task(work, SCORES)
 
-    def _environment(self, job: TrainJob | AttackJob) -> Environment:
+    def _environment(self, job: TrainJob | AttackJob) -> environment.Environment:
         """Return where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
-        origins = {usable[plugin].origin for plugin in plugins_of(job) if plugin in usable}
+        origins = {
+            usable[plugin].origin for plugin in environment.plugins_of(job) if plugin in usable
+        }
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
 
     def _earlier_answers(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
@@ -416,7 +410,7 @@ def describe_run(plan: Plan, keys: Keys, command: Sequence[str]) -> Run:
         trainings=tuple(trainings),
         command=shlex.join(command),
         device=keys.env.device,
-        versions=versions(),
+        versions=environment.versions(),
         plugins=tuple(str(p) for p in keys.env.plugins),
         code=keys.code.of_plan(plan),
     )

@@ -26,17 +26,8 @@ from bench.metrics.distinguish import Array
 from bench.models import build
 from bench.protocols.federation import Federation
 from bench.protocols.local_training import LocalWork
+from bench.sandbox import stage
 from bench.sandbox.hooked import HookError, WrongAnswer, name_errors
-from bench.sandbox.stage import (
-    CPU,
-    VICTIM,
-    client_alone,
-    inform_client,
-    play_round,
-    token,
-    train_alone,
-    with_fresh_secrets,
-)
 from bench.seeding import generator
 
 CLASSES = 10
@@ -231,12 +222,12 @@ def _upload(defense: Defense, a: Tensor, b: Tensor, seed: int) -> Release:
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         params, update = {name: torch.zeros_like(a)}, {name: b if second else a}
-        message, local = train_alone(defense, params, update, seed)
+        message, local = stage.train_alone(defense, params, update, seed)
         alone = not defense.third_parties(0)
         rows: list[Received] = []
         for _ in range(draws):
             stages: Any = ("round", "upload")
-            client = client_alone(rng) if alone else inform_client(defense, stages, rng)
+            client = stage.client_alone(rng) if alone else stage.inform_client(defense, stages, rng)
             sent = defense.upload([message], local, client)
             if plans := defense.public_plans(sent):
                 client.plan.update(plans[0])
@@ -254,11 +245,11 @@ def _split_pairs(defense: Defense, size: int, seed: int) -> Iterator[NeighbourPa
     rng = generator(seed, "probe")
     split = "smashed" in defense.requires
     y = torch.nn.functional.one_hot(torch.tensor([0, 1]), CLASSES).float()
-    labelled = not torch.equal(defense.labels(y, client_alone(rng)), y)
+    labelled = not torch.equal(defense.labels(y, stage.client_alone(rng)), y)
     changed, smashed = False, split or overrides(defense, "smashed")
     ends = _bound_smashed(defense, size, rng) if smashed else None
     if ends is not None:
-        part = defense.smashed(ends[1], inform_client(defense, ("round", "step"), rng))
+        part = defense.smashed(ends[1], stage.inform_client(defense, ("round", "step"), rng))
         changed = part.present is not None or not torch.equal(part.values, ends[1])
         if not (split or changed):
             ends = None
@@ -300,7 +291,7 @@ def _bound_smashed(
     They differ in at most `size` values, since a claim may be for so many. The shape is the
     first that the hook takes: flat, or tokens, by number of values.
     """
-    client = inform_client(defense, ("round", "step"), rng)
+    client = stage.inform_client(defense, ("round", "step"), rng)
     for shape in _shapes(size):
         try:
             defense.smashed(torch.zeros(1, *shape), client)
@@ -352,9 +343,10 @@ def _step(
 
     def release(second: bool, draws: int, rng: torch.Generator) -> list[Received]:
         if not defense.third_parties(0):
-            return send(second, draws, client_alone(rng))
+            return send(second, draws, stage.client_alone(rng))
         return [
-            send(second, 1, inform_client(defense, ("round", "step"), rng))[0] for _ in range(draws)
+            send(second, 1, stage.inform_client(defense, ("round", "step"), rng))[0]
+            for _ in range(draws)
         ]
 
     return release
@@ -431,17 +423,17 @@ def _rounds(defense: Defense, x: Tensor, y: Tensor, seed: int) -> Release:
         defense=fresh(defense),
         data=[(x, y), *others],
         seed=seed,
-        device=CPU,
+        device=stage.CPU,
     )
     work = LocalWork(protocol="fedavg", batch=1, lr=1.0, local_steps=1)
 
     def release(_: bool, draws: int, rng: torch.Generator) -> list[Received]:
         rows: list[Received] = []
         for _i in range(draws):
-            forked = with_fresh_secrets(start, "audit", token(rng))
+            forked = stage.with_fresh_secrets(start, "audit", stage.token(rng))
             with name_errors("a round", *members_of(defense)):
-                wire = play_round(forked, work).wire
-            senders = {VICTIM, *forked.parties}
+                wire = stage.play_round(forked, work).wire
+            senders = {stage.VICTIM, *forked.parties}
             rows.append(row_of(m for m in wire.messages_for(SERVER) if m.sender in senders))
         return rows
 
