@@ -8,15 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from attacks.engine import observation
 from attacks.engine.encoding import shrunk_means
 from attacks.engine.evidence import Evidence, releases_of
-from attacks.engine.observation import (
-    FEATURES,
-    FEATURES_GRADIENT,
-    Release,
-    network_weights,
-    require_finite,
-)
 from attacks.engine.restarts import Labels
 from attacks.engine.restored import head_values, restore_counts
 from bench.api import Context, Kind
@@ -25,17 +19,17 @@ _LARGEST = 2**26
 """Numbers held at once while classes are compared."""
 
 
-def labels_by_sample(release: Release, ctx: Context) -> Tensor | None:
+def labels_by_sample(release: observation.Release, ctx: Context) -> Tensor | None:
     """Labels int64 [V, K], sample by sample of the smashed data, where a split protocol's
     messages show them: noised soft labels, else the gradients that private heads returned."""
     sent = release.soft_labels
     if sent is not None:
         return sent.argmax(dim=-1)
-    slopes = FEATURES_GRADIENT in release.by_sample
+    slopes = observation.FEATURES_GRADIENT in release.by_sample
     return labels_by_slope(release, ctx)[0] if slopes else None
 
 
-def labels_by_slope(release: Release, ctx: Context) -> tuple[Tensor, Tensor]:
+def labels_by_slope(release: observation.Release, ctx: Context) -> tuple[Tensor, Tensor]:
     """Labels int64 [V, B] of the first step, and how doubtful each is, [V, B] in [0, 1].
 
     The client returns W'(p - y) / B per sample, p the softmax of its head on the features that
@@ -43,11 +37,11 @@ def labels_by_slope(release: Release, ctx: Context) -> tuple[Tensor, Tensor]:
     W, so it takes the class y whose slope is nearest. Doubt: squared distance to it over that to
     the second nearest. Raises NonFiniteError, naming the client.
     """
-    weights = network_weights(release, ctx)
+    weights = observation.network_weights(release, ctx)
     weight, bias = head_values(weights, ctx.network, release.seen.buffers)
-    slope, there = release.by_sample[FEATURES_GRADIENT][0]
-    require_finite("the features' gradient", release, slope, there)
-    features = release.by_sample[FEATURES][0][0]
+    slope, there = release.by_sample[observation.FEATURES_GRADIENT][0]
+    observation.require_finite("the features' gradient", release, slope, there)
+    features = release.by_sample[observation.FEATURES][0][0]
     f = features.flatten(2).to(weight)
     probability = torch.softmax(f @ weight.T + bias, dim=-1)
     # r = B slope = W'(p - y), so that W'p - r = W'y, the row of W of the label.

@@ -11,16 +11,10 @@ from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import SUM
 from bench.errors import UserError
+from bench.protocols import settings
 from bench.protocols.federation import PARTICIPATION, clients_of, sample_clients
 from bench.protocols.local_training import LocalWork, next_batch
 from bench.protocols.observe import Truth, Victims, as_one, order_of, truth_of
-from bench.protocols.settings import (
-    TRAINING,
-    Checkpoint,
-    ProtocolSettings,
-    ThreatSettings,
-    rounds_to_record,
-)
 from bench.seeding import generator
 
 
@@ -28,9 +22,9 @@ def replay_truth(
     data: Sequence[tuple[Tensor, Tensor]],
     seen: Seen,
     *,
-    protocol: ProtocolSettings,
-    threat: ThreatSettings,
-    checkpoint: Checkpoint,
+    protocol: settings.ProtocolSettings,
+    threat: settings.ThreatSettings,
+    checkpoint: settings.Checkpoint,
     seed: int,
     defense: Defense,
 ) -> Truth:
@@ -53,9 +47,9 @@ def replay_truth(
     summed = int(seen.known.get("summed", 1))
     joint = seen.clients == (SUM,)
     samples, batch = int(seen.known["samples"]) // summed, int(seen.known["batch"]) // summed
-    if checkpoint == TRAINING:
+    if checkpoint == settings.TRAINING:
         number = max((m.round for m in seen.messages), default=-1)
-        if number not in rounds_to_record(protocol.rounds, seed):
+        if number not in settings.rounds_to_record(protocol.rounds, seed):
             raise UserError(f"round {number} is none that is recorded.")
         work, queues = LocalWork.of(protocol), dict[str, Tensor]()
         sampling, used = generator(seed, PARTICIPATION), dict[str, Tensor]()

@@ -24,13 +24,7 @@ from bench.harness.executors.task import (
     next_of,
     over_time,
 )
-from bench.toolkit.processes import (
-    GPU_SHARE,
-    KEEP_MEMORY,
-    end_with_parent,
-    environment_variables,
-    prints_aside,
-)
+from bench.toolkit import processes
 
 _TICK_S = 0.5
 GRACE_S = 600.0
@@ -69,7 +63,7 @@ class Workers:
         mine = number % len(self.gpus)
         beside = len(range(mine, self.count, len(self.gpus)))
         share = gpu_share() / beside
-        return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], GPU_SHARE: f"{share:.6f}"}
+        return {"CUDA_VISIBLE_DEVICES": self.gpus[mine], processes.GPU_SHARE: f"{share:.6f}"}
 
     def __call__(self, tasks: deque[Task]) -> Outcomes:
         """Carry out the tasks in their order, and those added meanwhile; scores in a process of
@@ -110,7 +104,7 @@ def start_server() -> None:
     """Start the server process from which workers are forked, if there is none: its imports take
     seconds, in which a run can be planned."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
-    with environment_variables({"OMP_NUM_THREADS": "1", **KEEP_MEMORY}):
+    with processes.environment_variables({"OMP_NUM_THREADS": "1", **processes.KEEP_MEMORY}):
         forkserver.ensure_running()
 
 
@@ -195,8 +189,8 @@ def _serve(pipe: Connection, own: dict[str, str], timeout_s: float) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
-    end_with_parent()  # jobs would go on for hours, for nobody
-    prints_aside()
+    processes.end_with_parent()  # jobs would go on for hours, for nobody
+    processes.prints_aside()
     os.environ.clear()  # those of the server process may be older
     os.environ.update(own)
     import torch
