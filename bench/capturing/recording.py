@@ -154,7 +154,7 @@ class Capture:
                     "normalisations in training; named and model_settings must make the same model."
                 )
             self._described = network.describe()
-        own = models.get_held(handed)
+        own = models.named.get_held(handed)
         assert own is not None
         self._before = self._named(dict(own.named_parameters()))
         self._public = self._unscale(x), self._labels(y, "the public samples")

@@ -191,7 +191,7 @@ def plan_suite(
     from bench.harness import launch
 
     chosen = suites.read_suite(suite, overrides or ())
-    announce(f for f in (models.file_of(task.model) for task in chosen.tasks) if f)
+    announce(f for f in (models.named.file_of(task.model) for task in chosen.tasks) if f)
     return launch.plan_suite(chosen, suites.parse_pairs(only or (), "--only"), env, shard)
 
 

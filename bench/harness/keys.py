@@ -73,7 +73,7 @@ class Code:
         Raises:
             UserError: For a file that cannot be loaded.
         """
-        module, file = models.module_of(name), models.file_of(name)
+        module, file = models.named.module_of(name), models.named.file_of(name)
         if module is None:
             return ""
         digests = self._foreign(module, None if file is None else file.resolve().parent)

@@ -116,7 +116,7 @@ def local(plan: Plan, env: Environment, *, workers: int | None = None) -> Execut
     """
     workers = default_workers(env.device) if workers is None else workers
     for model in dict.fromkeys(task.model for task in plan.suite.tasks):
-        if models.is_handed(model) and workers != 0:
+        if models.named.is_handed(model) and workers != 0:
             raise UserError(
                 f"model {model} is held by this process alone, which must run the jobs itself: "
                 "give jobs=0, or write the model into a file and name it FILE.py:Net."

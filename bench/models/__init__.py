@@ -12,19 +12,9 @@ from torch import nn
 from bench.arguments import check_arguments
 from bench.errors import UserError
 from bench.extensions import list_installed
-from bench.models import convolutional, dense, sensors, transformers
+from bench.models import convolutional, dense, named, sensors, transformers
 from bench.models.module import CONSTANT, ModuleNetwork, Scale
-from bench.models.named import (
-    bare_parameters,
-    file_of,
-    get_held,
-    hand,
-    is_handed,
-    is_named,
-    maker_of,
-    module_of,
-    unwrap,
-)
+from bench.models.named import bare_parameters, hand, unwrap
 from bench.models.network import IDENTITY, ChainNetwork, Initial, Network, Stages, uniform
 from bench.names import MODELS, did_you_mean
 
@@ -76,7 +66,7 @@ def build(
     common: dict[str, Any] = {"name": name, "settings": dict(settings or {})}
     common |= {"shape": tuple(shape), "classes": classes}
     if name not in BUILDERS:
-        if not is_named(name):
+        if not named.is_named(name):
             raise UserError(did_you_mean("model", name, [*BUILDERS, *list_installed(MODELS), *OWN]))
         without = given.pop("without_dropout", False)
         if not isinstance(without, bool):
@@ -87,7 +77,7 @@ def build(
         return ModuleNetwork(
             **common,
             scale=scale,
-            make=maker_of(name, tuple(shape), classes, given),
+            make=named.maker_of(name, tuple(shape), classes, given),
             initial=None if init is None else {**IDENTITY, nn.Module: uniform(init)},
             without_dropout=without,
         )

@@ -306,7 +306,7 @@ def network_of(seen: Seen, public_x: Tensor, model: str | nn.Module | None = Non
         settings = {k: v for k, v in settings.items() if k in ("mean", "std", "without_dropout")}
     elif model is not None:
         name = model
-    elif models.is_handed(name) and models.get_held(name) is None:
+    elif models.named.is_handed(name) and models.named.get_held(name) is None:
         raise UserError(
             "the view was captured without `named`, so its file does not say what makes the "
             "network: give --model FILE.py:Net, in Python model=."

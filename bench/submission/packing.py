@@ -223,7 +223,7 @@ def _check_data(training: PlannedTraining) -> None:
     task = training.job.task
     if ":" in task.dataset:
         what, name = f"the data set '{task.dataset.partition(':')[0]}:...'", "datasets"
-    elif models.file_of(task.model) is not None or models.is_handed(task.model):
+    elif models.named.file_of(task.model) is not None or models.named.is_handed(task.model):
         what, name = f"the model '{task.model}'", "models"
     else:
         return

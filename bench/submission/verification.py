@@ -67,7 +67,7 @@ def open_folder(folder: Path) -> Opened:
         )
     names = dict.fromkeys(s.file for s in (submission.plugins if submission else ()) if s.file)
     # A model that is a file is code too, wherever it lies.
-    models_of = dict.fromkeys(models.file_of(t.job.task.model) for t in run.trainings)
+    models_of = dict.fromkeys(models.named.file_of(t.job.task.model) for t in run.trainings)
     code = [*names, *(str(file) for file in models_of if file is not None)]
     opened = Opened(folder=folder, submission=submission, run=run, code=code)
     for kind, key in run.record_names:

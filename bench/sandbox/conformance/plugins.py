@@ -174,7 +174,7 @@ def progress(
     target: str, settings: Mapping[str, Any], *, fast: bool, dataset: str | None
 ) -> Progress:
     """As `run_cases`, of all plugins of `check_plugins` in turn."""
-    if models.is_named(target):
+    if models.named.is_named(target):
         cases = model_cases(target, settings, dataset=dataset)
         yield from run_cases("model", target, settings, cases)
         return
