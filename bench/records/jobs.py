@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -78,17 +78,12 @@ class TrainJob(Job):
     course: int = 0
 
     def inputs(self) -> dict[str, Any]:
-        return {
+        return {f.name: getattr(self, f.name) for f in fields(TrainJob)} | {
             "task": self.task.model_dump(exclude={"protocol"}),
             "protocol": self.protocol.model_dump(),
-            "defense": self.defense,
             "settings": dict(self.settings),
             "threats": [t.model_dump() for t in self.threats],
             "checkpoints": list(self.checkpoints),
-            "delta": self.delta,
-            "seed": self.seed,
-            "audit": self.audit,
-            "course": self.course,
         }
 
     to_json_value = inputs

@@ -41,15 +41,8 @@ _Source = tuple[str, str, Path, AttackRecord]
 
 def none(why: str) -> Pictures:
     """Return no pictures, with the reason that the page gives."""
-    return {
-        "victims": 0,
-        "why": why,
-        "without": 0,
-        "unreadable": [],
-        "sprites": [],
-        "cells": [],
-        "records": [],
-    }
+    lists: Pictures = {name: [] for name in ("unreadable", "sprites", "cells", "records")}
+    return {"victims": 0, "why": why, "without": 0, **lists}
 
 
 def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
