@@ -160,7 +160,8 @@ def _check_hidden() -> None:
     """Raise UserError where a folder or file beside a script hides leakbench's package."""
     home = Path(__file__).parents[1]
     for point in entry_points(group=JUDGES):
-        for top in {point.module.partition(".")[0], "defenses"} if _is_own(point) else ():
+        own = point.dist is not None and point.dist.name == "leakbench"
+        for top in {point.module.partition(".")[0], "defenses"} if own else ():
             spec = find_spec(top)
             place = Path(spec.origin) if spec is not None and spec.origin else None
             if place is not None and home not in place.parents:
@@ -169,10 +170,6 @@ def _check_hidden() -> None:
                     f"{culprit} hides leakbench's package '{top}', since Python looks there first: "
                     "rename it, or start from another folder."
                 )
-
-
-def _is_own(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name == "leakbench"
 
 
 @cache

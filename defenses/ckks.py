@@ -53,11 +53,6 @@ class Parameters:
         """Values per ciphertext."""
         return self.poly_modulus_degree // 2
 
-    @property
-    def data_bits(self) -> int:
-        """Bits of the modulus that ciphertexts travel under."""
-        return sum(self.coeff_mod_bit_sizes[:-1])
-
     def error_std(self, uploads: int) -> float:
         """Standard deviation of the CKKS error of one value of a sum, before rounding.
 
@@ -87,7 +82,8 @@ class Parameters:
         """
         degree = self.poly_modulus_degree
         tail = math.sqrt(2 / degree * 2 * math.log(2 * degree * 2.0**30))
-        half_modulus = 2.0 ** (self.data_bits - 1 - self.log2_scale)
+        data_bits = sum(self.coeff_mod_bit_sizes[:-1])  # of the modulus that ciphertexts have
+        half_modulus = 2.0 ** (data_bits - 1 - self.log2_scale)
         return math.floor(min(half_modulus / tail, 2.0**40 * self.resolution))
 
 

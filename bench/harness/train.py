@@ -211,7 +211,7 @@ def _train(work: Training) -> TrainOutcome:
         rounds_played=rounds,
         bytes_up=up / rounds,
         bytes_down=down / rounds,
-        client_seconds=spent.of_clients / max(1, client_rounds),
+        client_seconds=(spent.training + spent.uploading) / max(1, client_rounds),
         facts=happened,
         ledger=account(defense, happened),
         audit=_audit(defense, job),

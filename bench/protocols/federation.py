@@ -86,11 +86,6 @@ class RoundSeconds:
             setattr(self, name, getattr(self, name) + seconds)
         return self
 
-    @property
-    def of_clients(self) -> float:
-        """The seconds that clients spend."""
-        return self.training + self.uploading
-
 
 @dataclass(kw_only=True)
 class Aggregation:

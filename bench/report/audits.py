@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.sandbox.audit import Audit, AuditFinding
+from bench.sandbox.audit import Audit
 from bench.sandbox.hooked import PluginFault
 
 _STYLES = {"violated": "bold red", "consistent": "green"}
@@ -23,10 +23,11 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
         table.add_column(name)
     for finding in audit.pairs:
         claim = "" if finding.claim is None else f"{finding.claim:.4g} "
+        eps = finding.eps_lower if finding.eps_lower_claim is None else finding.eps_lower_claim
         table.add_row(
             finding.pair,
             ", ".join(finding.units),
-            _bound(finding),
+            f"{eps:.3g}{'+' if finding.at_least else ''} ({finding.cap:.3g})",
             Text(claim) + _verdict(finding.verdict_claim),
             Text(f"{finding.eps_record:.4g} ") + _verdict(finding.verdict_proof),
         )
@@ -60,11 +61,6 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
 def failure(fault: PluginFault) -> RenderableType:
     """An audit that a plugin's mistake ended: one failed finding."""
     return Text.assemble(("failed", "bold red"), f" audit: {fault} (hook {fault.hook})")
-
-
-def _bound(finding: AuditFinding) -> str:
-    eps = finding.eps_lower if finding.eps_lower_claim is None else finding.eps_lower_claim
-    return f"{eps:.3g}{'+' if finding.at_least else ''} ({finding.cap:.3g})"
 
 
 def _verdict(verdict: str) -> Text:

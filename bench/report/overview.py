@@ -32,7 +32,6 @@ LOSS = 0.05
 MEANINGFUL = 10.0
 """Largest epsilon of a record that is taken to bound anything: e^10 is 22,000."""
 _NOT_RUN = "not run"
-_UNMARKED = Marks()
 _NOT_APPLICABLE = "n/a"
 _UNDONE = {
     FlagCode.TRAINING_FAILED: "failed",
@@ -92,7 +91,7 @@ class Verdict:
     over: bool = False
     costs: Mapping[str, float | None] = field(default_factory=dict)
     matched: bool = False
-    marks: Marks = _UNMARKED
+    marks: Marks = field(default_factory=Marks)
     why: str = ""
     refused: bool = False
 
@@ -302,13 +301,9 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     allowed = [s for s in known if s.drop is None or at_most(s.drop.mean, loss)]
     if not allowed:
         least = min(s.drop.mean for s in known if s.drop is not None)
-        return Verdict(why=f"−{_points(least)}pt{dagger}", refused=True)
+        points = f"{100 * least:.1f}" if least < 0.0995 else f"{100 * least:.0f}"
+        return Verdict(why=f"−{points}pt{dagger}", refused=True)
     return min(allowed, key=lambda s: s.leak or 0.0)
-
-
-def _points(share: float) -> str:
-    """Points of accuracy: 7.3, 13."""
-    return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
 def _multiple(cost: CostColumn, row: Row, bare: Row | None) -> float | None:
