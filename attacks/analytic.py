@@ -213,8 +213,7 @@ class Analytic(Attack):
 
     def applies(self, seen: Seen) -> str | None:
         release = parse_view(seen)[-1]
-        reason = (None if rankings(seen) else unusable(release)) or lawless(release)
-        if reason is not None:
+        if reason := (None if rankings(seen) else unusable(release)) or lawless(release):
             return reason
         weight, bias = first_layer(seen)
         weight, beside = find_table(seen) or (weight, bias)

@@ -50,8 +50,7 @@ class ILRG(Attack):
 
     def applies(self, seen: Seen) -> str | None:
         release = parse_view(seen)[-1]
-        sent = release.soft_labels
-        if sent is not None:
+        if (sent := release.soft_labels) is not None:
             return "the labels are sent in the clear (disclosed)" if in_the_clear(sent) else None
         reason = unusable(release) or lawless(release)
         head = [u.parts[n] for u in release.uploads for n in seen.network["head"] if n in u.parts]
@@ -61,8 +60,7 @@ class ILRG(Attack):
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
         releases = parse_view(seen)
-        sent = unite(releases[-1], ctx).soft_labels
-        if sent is not None:
+        if (sent := unite(releases[-1], ctx).soft_labels) is not None:
             # Of each sample the largest entry: the likeliest under noise of one variance.
             best = torch.nn.functional.one_hot(sent.argmax(dim=-1), sent.shape[-1])
             notes: tuple[str, ...] = ("decoded from the label messages",)

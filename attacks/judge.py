@@ -107,8 +107,7 @@ class Likelihood(Judge):
     ) -> Tensor:
         """Labels int64 [V, K] to judge the answer with."""
         evidence, samples = matcher.evidence, matcher.encoding.samples
-        granted = evidence.release.granted
-        if granted is not None:
+        if (granted := evidence.release.granted) is not None:
             return granted.to(ctx.device)
         if answer.labels is not None:
             return answer.labels.to(ctx.device)

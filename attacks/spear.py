@@ -195,8 +195,7 @@ class Spear(Attack):
 
     def applies(self, seen: Seen) -> str | None:
         release = parse_view(seen)[-1]
-        reason = unusable(release) or lawless(release)
-        if reason is not None:
+        if reason := unusable(release) or lawless(release):
             return reason
         weight, bias = first_layer(seen)
         if not weight or weight == seen.network["head"][0]:

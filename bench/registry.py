@@ -66,8 +66,7 @@ class Registry:
         Raises:
             UserError: With the nearest known name, or with the reason if it is known but broken.
         """
-        usable = self.usable.get((kind, name))
-        if usable is not None:
+        if (usable := self.usable.get((kind, name))) is not None:
             return usable
         for plugin in self.broken:
             if (plugin.kind, plugin.name) == (kind, name):

@@ -265,8 +265,7 @@ class SecureAggregation(Defense):
         model = dict(state)
         updates = [as_kind(m, "update", base=server.state, lr=server.lr).parts for m in uploads]
         for name in model:
-            values = [parts[name].values for parts in updates if name in parts]
-            if values:
+            if values := [parts[name].values for parts in updates if name in parts]:
                 model[name] = server.state[name] + torch.stack(values).mean(dim=0)
         return model
 

@@ -157,8 +157,7 @@ def mean_of_split_up(server: Server, messages: Sequence[Message]) -> State:
     """The new state, the mean of all uploads, which the server notes of those that were split."""
     opened = [_open(m) if is_split_up(m) else m for m in messages]
     mean = mean_over_present(server, [filled(m, base=server.state) for m in opened])
-    arrived = [m for m in messages if is_split_up(m)]
-    if arrived:
+    if arrived := [m for m in messages if is_split_up(m)]:
         assert server.ask is not None
         parts = {}
         for name in dict.fromkeys(n for m in arrived for n in m.sealed):

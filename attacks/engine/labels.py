@@ -22,8 +22,7 @@ _LARGEST = 2**26
 def labels_by_sample(release: observation.Release, ctx: Context) -> Tensor | None:
     """Labels int64 [V, K], sample by sample of the smashed data, where a split protocol's
     messages show them: noised soft labels, else the gradients that private heads returned."""
-    sent = release.soft_labels
-    if sent is not None:
+    if (sent := release.soft_labels) is not None:
         return sent.argmax(dim=-1)
     slopes = observation.FEATURES_GRADIENT in release.by_sample
     return labels_by_slope(release, ctx)[0] if slopes else None
@@ -55,11 +54,9 @@ def labels_by_slope(release: observation.Release, ctx: Context) -> tuple[Tensor,
 def read_labels(evidence: Evidence, ctx: Context) -> Labels:
     """Labels to hold fixed: granted ones; of one sample by the sign rule (ranked under noise), of
     several by restored counts."""
-    granted = evidence.release.granted
-    if granted is not None:
+    if (granted := evidence.release.granted) is not None:
         return Labels(fixed=granted.to(ctx.device))
-    by_sample = labels_by_sample(evidence.release, ctx)
-    if by_sample is not None:
+    if (by_sample := labels_by_sample(evidence.release, ctx)) is not None:
         return Labels(fixed=by_sample.to(ctx.device), notes=("labels: read off the wire",))
     if evidence.clients.samples > 1:
         counts, _, said = restore_counts([evidence.release], ctx)
@@ -67,8 +64,7 @@ def read_labels(evidence: Evidence, ctx: Context) -> Labels:
         rows = [torch.repeat_interleave(classes, c) for c in counts]
         notes = tuple(f"labels: {note}" for note in said)
         return Labels(fixed=torch.stack(rows).to(ctx.device), notes=notes)
-    exact = negative_bias(evidence, ctx)
-    if exact is not None:
+    if (exact := negative_bias(evidence, ctx)) is not None:
         return Labels(fixed=exact[:, None])
     return Labels(ranking=rank_labels(evidence, ctx), hold=True)
 

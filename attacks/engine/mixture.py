@@ -179,8 +179,7 @@ def unmix(
 def not_mixed(seen: Seen) -> str | None:
     """Why `unmix_samples` cannot be used, or None."""
     release = parse_view(seen)[-1]
-    reason = unusable(release) or lawless(release)
-    if reason is not None:
+    if reason := unusable(release) or lawless(release):
         return reason
     weight, bias = first_layer(seen)
     if not weight or bias is None:

@@ -135,8 +135,7 @@ class Release:
     @property
     def granted(self) -> Tensor | None:
         """Labels int64 [V, K] if the threat grants them or if they were sent in the clear."""
-        truth = self.seen.known.get("truth_labels")
-        if truth is not None:
+        if (truth := self.seen.known.get("truth_labels")) is not None:
             return torch.tensor(truth)
         soft = self.soft_labels
         return soft.argmax(dim=-1) if soft is not None and in_the_clear(soft) else None

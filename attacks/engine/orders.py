@@ -298,8 +298,7 @@ def _reorder(release: Release, orders: dict[int, Tensor]) -> Release:
     for kind, steps in release.by_sample.items():
         by_sample[kind] = list(steps)
         for step, pair in enumerate(steps):
-            order = orders.get(step // release.of_epoch)
-            if order is not None:
+            if (order := orders.get(step // release.of_epoch)) is not None:
                 by_sample[kind][step] = (pair[0][victims, order], pair[1][victims, order])
     epochs = range(1, release.steps // release.of_epoch)
     return replace(release, by_sample=by_sample, in_order=all(e in orders for e in epochs))

@@ -129,8 +129,7 @@ def _estimate(release: Release, ctx: Context) -> Release:
         return _with_draws(release, layer, name) if release.steps == 1 else release
     if release.epoch or release.round == 0:  # an epoch is of clients that kept nothing
         return release
-    view = split_view(release, ctx, dtype=torch.float64)
-    if view is not None:
+    if (view := split_view(release, ctx, dtype=torch.float64)) is not None:
         drift = Drift(release, ctx, view)
         best = drift.surrogate() if drift.any else None
         return release if best is None else drift.translate(best)

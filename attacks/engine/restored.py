@@ -145,8 +145,7 @@ def _was_clipped(release: Release) -> Tensor:
     if any(m.random or m.tells_interval for m in mechanisms):
         return clipped
     for mechanism, order in itertools.product(mechanisms, (1, 2)):
-        bound = mechanism.bound_of(order)
-        if bound is not None:
+        if (bound := mechanism.bound_of(order)) is not None:
             sent = observe(release, cast(Kind, mechanism.of), dtype=torch.float64, absent=True)
             rows = [torch.where(sent.present[n], v, 0.0) for n, v in sent.values.items()]
             lengths = torch.cat([r.flatten(1) for r in rows], dim=1).norm(p=order, dim=1)

@@ -283,8 +283,7 @@ class UploadLikelihood:
         sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
         misfit = self.prepared(heat)[victims].misfit(sent.detach())
         loss, slope = (t * uploads.mask(victims) for t in misfit)
-        sure = uploads.sureness(victims)
-        if sure is not None:
+        if (sure := uploads.sureness(victims)) is not None:
             loss, slope = loss * sure, slope * sure
         return Misfit(loss.sum(dim=1), sent, slope)
 

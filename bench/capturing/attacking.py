@@ -235,8 +235,7 @@ def attack_view(
 def _run_attack(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
     view = blank.view
     read = view.seen if attack.reads == "all" else replace(view.seen, earlier=())
-    reason = attack.applies(read)
-    if reason is not None:
+    if (reason := attack.applies(read)) is not None:
         return replace(blank, reason=f"does not apply: {reason}")
     answer = attack.run(read, ctx)
     return replace(

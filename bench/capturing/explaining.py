@@ -62,8 +62,7 @@ def explain_difference(
         for some in orders.split(together):
             shadow = rehearse(x[some], y[some])
             played += [_update(shadow, c) for c in shadow.clients]
-        sentence = _difference(seen, _update(seen, client), played)
-        if sentence is not None:
+        if (sentence := _difference(seen, _update(seen, client), played)) is not None:
             return sentence
     return None
 

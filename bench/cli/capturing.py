@@ -240,8 +240,7 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
         cells = [figure(floor[m], m) if m in floor else "" for m in metrics]
         lines.append(["needs no leak", *cells, "0"])
     options.print_table(("attack", *heads), lines, figures=len(heads))
-    best = [name for name in choose_answers(attacked) if name is not None]
-    if best:
+    if best := [name for name in choose_answers(attacked) if name is not None]:
         most = max(set(best), key=best.count)
         share = "" if victims == 1 else f" for {best.count(most)} of {victims} clients"
         options.say(

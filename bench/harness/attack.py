@@ -153,8 +153,7 @@ def _attack_view(
         check_kept(work.observed, trained, begins)
     everything = load_seen(place, most_bytes=RELEASES_BYTES)
     seen = _restrict(attack, everything)
-    reason = attack.applies(seen)
-    if reason is not None:
+    if (reason := attack.applies(seen)) is not None:
         return not_applicable(reason)
     granted = load_file(work.observed / f"{PUBLIC}.safetensors")
     public = granted["x"][: cell.threat.aux], granted["y"][: cell.threat.aux]

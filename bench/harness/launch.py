@@ -96,8 +96,7 @@ def _gpus() -> tuple[str, ...]:
     """Names of the GPUs that CUDA programs may use here, as CUDA_VISIBLE_DEVICES has them."""
     import torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return tuple(v.strip() for v in visible.split(",") if v.strip())
     return tuple(str(i) for i in range(torch.cuda.device_count()))
 

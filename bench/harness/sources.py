@@ -89,8 +89,7 @@ class Sources:
 
     def _find(self, module: str) -> ModuleSpec | None:
         """Return where a module lies, without executing it or its package."""
-        package = module.rpartition(".")[0]
-        if package:
+        if package := module.rpartition(".")[0]:
             parent = self._spec(package)
             places = parent.submodule_search_locations if parent else None
             return PathFinder.find_spec(module, places) if places else None

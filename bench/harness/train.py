@@ -95,8 +95,7 @@ def _train(work: Training) -> TrainOutcome:
     defense = work.registry().defense(job.defense, job.settings)
     device = torch.device(env.device)
     protocol = job.protocol
-    lack = unmet(defense, cut=bool(protocol.cuts))
-    if lack is not None:
+    if (lack := unmet(defense, cut=bool(protocol.cuts))) is not None:
         return not_applicable(lack)
     if "mix" in defense.owns and len(set(protocol.cuts)) > 1:
         return not_applicable("clients that are cut at different places cannot be mixed")

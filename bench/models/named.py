@@ -53,8 +53,7 @@ def module_of(name: str) -> str | None:
     Raises:
         UserError: For a file that cannot be loaded.
     """
-    path = file_of(name)
-    if path is not None:
+    if (path := file_of(name)) is not None:
         return _load(path).__name__
     point = list_installed(MODELS).get(name)
     return None if point is None else point.module

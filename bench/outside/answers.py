@@ -74,8 +74,7 @@ def _count_whole(answer: Reconstruction, victims: int, samples: int) -> Reconstr
     labels, counts = (v if v is None else v.long() for v in (answer.labels, answer.label_counts))
     if counts is not None:
         sums = counts.sum(dim=1)
-        wrong = ((sums != samples) & ~missing).nonzero().flatten().tolist()
-        if wrong:
+        if wrong := ((sums != samples) & ~missing).nonzero().flatten().tolist():
             raise UserError(
                 f"label_counts of a victim must add up to its {samples} sample(s), got "
                 f"{', '.join(f'{sums[i]} of victim {i}' for i in wrong)}; mark victims without an "

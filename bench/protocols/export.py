@@ -272,8 +272,7 @@ def _contradictory_message(seen: Seen) -> str | None:
         if message.local_steps < 1:
             return f"the upload of {message.sender} is of no local step"
         sent = first.setdefault(message.kind, set(message.parts))
-        odd = next(iter(sent ^ set(message.parts)), None)
-        if odd is not None:
+        if (odd := next(iter(sent ^ set(message.parts)), None)) is not None:
             return f"some, but not all, uploads have a part '{odd}'"
         for name, part in message.parts.items():
             if name not in seen.before or seen.before[name].shape != part.values.shape:

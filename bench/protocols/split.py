@@ -267,8 +267,7 @@ class SplitFederation(Federation):
     def _mixtures(self, uploads: Mapping[str, Part], heard: Sequence[Message]) -> list[Mixture]:
         """The batches that the server runs: the defense's, or one per client."""
         cuts = {c.id: str(c.cut) for c in self.clients}
-        mixed = self.defense.mix(uploads, heard)
-        if mixed is not None:
+        if (mixed := self.defense.mix(uploads, heard)) is not None:
             return [replace(m, cut=cuts[m.members[0][0]]) for m in mixed]
         labels = {m.sender: m.parts[LABELS].values for m in heard if m.kind == LABELS}
         return [

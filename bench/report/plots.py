@@ -217,8 +217,7 @@ def _draw_front(axes: Axes, spots: Sequence[Spot]) -> None:
     """Draw the front of the useful settings with a common accuracy: that of clients' own networks,
     on their own labels, is no match for it."""
     able = [(x.mean, y.mean) for r, x, y in spots if has_use(r) and r.accuracy is not None]
-    leading = [able[i] for i in front([(x, -y) for x, y in able])]
-    if leading:
+    if leading := [able[i] for i in front([(x, -y) for x, y in able])]:
         x, y = zip(*leading, strict=True)
         axes.plot(x, y, drawstyle="steps-post", label="front", color=GREY, lw=0.8, zorder=0)
 

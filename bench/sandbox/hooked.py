@@ -115,6 +115,5 @@ def guard(defense: Defense) -> Defense:
 
 def check(hook: Hook, arguments: tuple[Any, ...], result: Any) -> None:
     """Raises WrongAnswer for an answer that the hook may not give."""
-    problem = hook.check(arguments, result)
-    if problem is not None:
+    if (problem := hook.check(arguments, result)) is not None:
         raise WrongAnswer(hook.name, problem)

@@ -88,8 +88,7 @@ def first_rounds(rounds: Rounds) -> list[Case]:
 
 def check_run(rounds: Rounds, ground: Ground) -> str:
     """Whether a few rounds can be played."""
-    lack = unmet(rounds.defense, cut=bool(ground.cut))
-    if lack is not None:
+    if (lack := unmet(rounds.defense, cut=bool(ground.cut))) is not None:
         raise NotChecked(f"not applicable: {lack}")
     before = attributes(rounds.defense, Defense)
     rounds.played[ground] = played = play(rounds.defense, ground, watch=rounds.watch)

@@ -283,8 +283,7 @@ def check_sent_values(
     for one, other in _of_rounds(strong, ground):
         # What is sent in all draws of an input, or in none.
         fixed = (one == one[0]).all(dim=0) & (other == other[0]).all(dim=0)
-        chosen = int((fixed & (one[0] != other[0])).sum())
-        if chosen:
+        if chosen := int((fixed & (one[0] != other[0])).sum()):
             raise Broken(
                 f"guarantee() proves an epsilon of {epsilon:.4g} for a record, but which "
                 f"values are sent follows from the data without noise: {chosen} of "
