@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.arrays import check_memory, read_arrays
-from bench.data.dataset import (
-    Dataset,
-    check_side,
-    classes_of,
-    flat,
-    from_arrays,
-    from_features,
-    numbered,
-    split,
-)
+from bench.data import dataset
 from bench.errors import UserError
 from bench.extensions import in_one_line
 from bench.seeding import numpy_generator
@@ -74,8 +65,7 @@ def read_npz(path: Path) -> Packaged:
     """
     arrays = read_arrays(path, (*IMAGES, *FEATURES, *_MORE))
     needed = FEATURES if "train_x" in arrays else IMAGES
-    missing = [k for k in needed if k not in arrays]
-    if missing:
+    if missing := [k for k in needed if k not in arrays]:
         raise UserError(
             f"{path} lacks the array(s) {', '.join(missing)}; expected "
             f"{', '.join(IMAGES)}, or {', '.join(FEATURES)}, and optionally "
@@ -83,15 +73,15 @@ def read_npz(path: Path) -> Packaged:
         )
     _check_arrays(arrays, needed, place=str(path))
     x, tx = arrays[needed[0]], arrays[needed[2]]
-    y, ty = flat(arrays[needed[1]]), flat(arrays[needed[3]])
+    y, ty = dataset.flat(arrays[needed[1]]), dataset.flat(arrays[needed[3]])
     clients, groups = arrays.get("train_clients"), arrays.get("categorical")
     return Packaged(
         x=x,
         y=y,
         test_x=tx,
         test_y=ty,
-        class_names=classes_of((y, ty), _texts(arrays.get("class_names")), place=str(path)),
-        clients=None if clients is None else numbered(clients),
+        class_names=dataset.classes_of((y, ty), _texts(arrays.get("class_names")), place=str(path)),
+        clients=None if clients is None else dataset.numbered(clients),
         categorical=() if groups is None else tuple((int(a), int(b)) for a, b in groups),
     )
 
@@ -135,15 +125,15 @@ def _texts(names: np.ndarray | None) -> tuple[str, ...] | None:
     return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names)
 
 
-def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
+def npz(*, path: Path, seed: int, size: int | None = None) -> dataset.Dataset:
     """An npz file of images, a table or signals; a fifth of its training part is auxiliary."""
     packaged = read_npz(path)
     if size is not None and not packaged.is_image:
         raise UserError(f"size is of images, but {path} holds none: leave it out.")
-    make = partial(from_arrays, size=size)
+    make = partial(dataset.from_arrays, size=size)
     if not packaged.is_image:
-        make = partial(from_features, categorical=packaged.categorical)
-    return split(
+        make = partial(dataset.from_features, categorical=packaged.categorical)
+    return dataset.split(
         f"npz:{path}",
         packaged.x,
         packaged.y,
@@ -155,7 +145,7 @@ def npz(*, path: Path, seed: int, size: int | None = None) -> Dataset:
     )
 
 
-def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Dataset:
+def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> dataset.Dataset:
     """Images in `path/CLASS/*`, centre-cropped to a square and resized to size x size.
 
     A fifth of every class is test, a fifth auxiliary. Of an animation the first image is taken;
@@ -168,7 +158,7 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
 
     if not path.is_dir():
         raise UserError(f"no such folder of images: {path}.")
-    check_side(size)
+    dataset.check_side(size)
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [
         (file, label)
@@ -189,7 +179,9 @@ def folder(*, path: Path, seed: int, size: int = 32, gray: bool = False) -> Data
     ]
     labels = np.array([label for _, label in files])
     names, rng = tuple(c.name for c in classes), numpy_generator(seed, "split", "folder")
-    return split(f"folder:{path}", np.stack(images), labels, names, rng, make=from_arrays)
+    return dataset.split(
+        f"folder:{path}", np.stack(images), labels, names, rng, make=dataset.from_arrays
+    )
 
 
 def _open_image(file: Path) -> Image:
