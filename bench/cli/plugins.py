@@ -41,13 +41,13 @@ def list_(
         typer.echo(json.dumps(chosen, indent=1))
         return
     for name, entries in chosen.items():
-        lines = []
+        lines, brief = [], name in ("defenses", "attacks", "suites") and not settings
         for entry in entries:
             broken = Text.assemble(("broken: ", "red"), str(entry["broken"]))
-            whole = Text(entry["summary"], no_wrap=not settings, overflow="ellipsis")
-            own = (entry["settings"],) if settings else ()
+            whole = Text(entry["summary"], no_wrap=brief, overflow="ellipsis")
+            own = () if brief else (entry["settings"],)
             lines.append((entry["name"], broken if entry["broken"] else whole, *own))
-        heads = ("", "", "")[: 2 + settings]
+        heads = ("", "") if brief else ("", "", "")
         print_table(heads, lines, title=name, title_style="bold", show_header=False)
         console.print()
 
