@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from bench.api import (
     State,
     Unprotected,
 )
+from bench.contract.mechanisms.base import Base, sizes_of
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, gaussian_like, replace_values
 
@@ -49,10 +49,10 @@ class Turned(Mechanism):
     ) -> Tensor:
         return estimate.square().mean().expand_as(estimate)
 
-    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Any = None) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """The norm of each tensor and, where it is orthogonal, a cosine of 0."""
-        sizes = [v.numel() for v in (base.values() if isinstance(base, Mapping) else (base,))]
-        return Prepared(partial(_misfit, sizes=sizes, orthogonal=self.orthogonal), (seen,))
+        law = partial(_misfit, sizes=sizes_of(base, seen), orthogonal=self.orthogonal)
+        return Prepared(law, (seen,))
 
 
 def _misfit(
@@ -96,11 +96,11 @@ class Censor(Defense):
     all of a client's data. Under split protocols, where a client cannot compute its loss, the first
     direction is sent. The released code sends plain gradients from the eleventh epoch on: an
     attack on these is one on `none`.
-    Source: Zhang et al., NDSS 2025 (CENSOR), Algorithm 1.
+    Source: Zhang et al., arXiv:2501.15718, NDSS 2025 (CENSOR), and its released code.
     """
 
     strength = None  # it has no setting that trades accuracy for protection
-    source = "Zhang et al., NDSS 2025 (CENSOR)"
+    source = "Zhang et al., arXiv:2501.15718 (CENSOR)"
     variant: Variant = "printed"
     tries: Annotated[int, Limits("directions to choose from", least=1, most=1000)] = 20
     step: Annotated[float, Limits("by which a direction is tried", above=0)] = 1e-4

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from bench.api import (
     Strength,
     Unprotected,
 )
+from bench.contract.mechanisms.base import Base, as_row, sizes_of
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, cut_like, replace_values
 
@@ -57,8 +57,8 @@ class PrunedNoise(Mechanism):
     def perturb(self, values: Tensor, rng: torch.Generator, weights: State) -> Tensor:
         """What is sent for rows [P, ...]; no `sample`, since a row's values share its chance."""
         size = values.abs()
-        std = torch.cat([self._std(v).expand(v.numel()) for v in weights.values()]).to(values)
-        pieces = size.split([v.numel() for v in weights.values()], dim=1)
+        std = self._stds(weights, values)
+        pieces = size.split(sizes_of(weights, values), dim=1)
         ranks = [p.argsort(dim=1).argsort(dim=1) / p.shape[1] for p in pieces]
         kept = torch.cat(ranks, dim=1) >= self.prune / 100
         loud = size.argsort(dim=1).argsort(dim=1) >= (1 - self.noised / 100) * size.shape[1]
@@ -67,16 +67,14 @@ class PrunedNoise(Mechanism):
         coin = torch.rand(len(values), 1, generator=rng, dtype=values.dtype) < self.chance
         return torch.where(coin, perturbed, values)
 
-    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Any = None) -> Prepared:
+    def prepared(self, seen: Tensor, softness: float = 0.0, *, base: Base = None) -> Prepared:
         """Of an upload that was perturbed, which many zeros tell, a value that was sent is exact,
         noised or nothing but noise, and one that was not is at most as large as its tensor's least
         that was kept. One that was not perturbed is exact.
 
         softness: Noise that stands for none, in units of the upload's root mean square.
         """
-        tensors = list(base.values()) if isinstance(base, Mapping) else [base]
-        sizes = [v.numel() for v in tensors]
-        stds = torch.cat([self._std(v).expand(v.numel()) for v in tensors]).to(seen)
+        sizes, stds = sizes_of(base, seen), self._stds(base, seen)
         flat = seen.reshape(-1, len(stds))
         rms = flat.square().mean(dim=1, keepdim=True).sqrt().clamp_min(_TINY)
         exact, std = (softness * rms).expand_as(flat), stds.clamp_min(_TINY).expand_as(flat)
@@ -107,6 +105,13 @@ class PrunedNoise(Mechanism):
         few = zero.to(torch.float32).mean(dim=1, keepdim=True) < 0.9 * least
         return few & (zero.shape[1] >= _MANY)
 
+    def _stds(self, base: Base, like: Tensor) -> Tensor:
+        """Of every value of a row of `like`."""
+        row = as_row(base, like, lambda v: self._std(v).expand(v.numel()))
+        if row is None:
+            raise ValueError("the noise follows from the broadcast values, but got none.")
+        return row.to(like)
+
     def _std(self, weights: Tensor) -> Tensor:
         return self.noise * weights.var().clamp(max=1).nan_to_num()
 
@@ -136,7 +141,8 @@ class Outpost(Defense):
 
     Departures: the Fisher information of a weight is its squared gradient. The mean gradient of
     several local steps is perturbed once, as a first step's.
-    Source: Wang, Hugues, Li, INFOCOM 2023 (Outpost), with its released defaults.
+    Source: Wang et al., INFOCOM 2023 (Outpost), with its released defaults and order: what is
+    pruned can be noised.
     """
 
     strength = Strength(setting="noise", weak=1e-3, strong=100.0)

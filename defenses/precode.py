@@ -48,7 +48,8 @@ class Precode(Defense):
         width: Of the code.
         weight: Of the divergence.
 
-    Departure: under split protocols, where no client has the whole network, nothing is added.
+    Departures: under split protocols, where no client has the whole network, nothing is added. A
+    step has 256 samples at most.
     Source: Scheliga, Maeder, Seeland, WACV 2022 (PRECODE), as in its code. With one sample, layers
     with a bias show what they got, however random that is: Balunovic et al., arXiv:2111.04706.
     """
@@ -91,35 +92,31 @@ class Precode(Defense):
         head = _find_head(variables)
         if head is None:
             return variables
-        layers = [f"{head}.{layer}.{n}" for layer in (ENCODER, DECODER) for n in ("weight", "bias")]
-        (inner, shift), (outer, more) = (
-            (variables[layers[i]], variables[layers[i + 1]]) for i in (0, 2)
-        )
-        last = variables[f"{head}.weight"] @ outer
-        network = {n: v for n, v in variables.items() if n not in layers}
-        network[f"{head}.weight"] = last @ inner[: self.width]
-        network[f"{head}.bias"] = (
-            last @ shift[: self.width]
-            + variables[f"{head}.weight"] @ more
-            + variables[f"{head}.bias"]
-        )
-        return network
+        weight, bias = _layer(variables, head)
+        inner, shift = (t[: self.width] for t in _layer(variables, f"{head}.{ENCODER}"))
+        outer, more = _layer(variables, f"{head}.{DECODER}")
+        both = weight @ outer
+        folded = {"weight": both @ inner, "bias": both @ shift + weight @ more + bias}
+        own = (f"{head}.{ENCODER}.", f"{head}.{DECODER}.")
+        network = {n: v for n, v in variables.items() if not n.startswith(own)}
+        return network | {f"{head}.{n}": v for n, v in folded.items()}
 
     def gradient(self, loss: Loss, variables: State, x: Tensor, y: Tensor, draw: State) -> State:
         head = _find_head(variables)
         if head is None:
             return grad(loss)(variables, x, y)
         noise = draw.get(NOISE, variables.get(f"{head}.{NOISE}"))
+        if noise is not None and len(x) > len(noise):
+            raise ValueError(f"precode draws for {len(noise)} samples of a step, got {len(x)}.")
 
         def total(variables: State, x: Tensor, y: Tensor) -> Tensor:
-            def layer(name: str, given: Tensor) -> Tensor:
-                return linear(given, variables[f"{name}.weight"], variables[f"{name}.bias"])
-
             *_, features, _ = loss.outputs(variables, x).values()
-            mean, wide = layer(f"{head}.{ENCODER}", features).split(self.width, dim=1)
+            encoded = linear(features, *_layer(variables, f"{head}.{ENCODER}"))
+            mean, wide = encoded.split(self.width, dim=1)
             std = softplus(wide)
             code = mean if noise is None else mean + std * noise[: len(x)]
-            logits = layer(head, layer(f"{head}.{DECODER}", code))
+            decoded = linear(code, *_layer(variables, f"{head}.{DECODER}"))
+            logits = linear(decoded, *_layer(variables, head))
             apart = mean.square() + std.square() - 2 * (std + _TINY).log() - 1
             bits = apart.sum(dim=1).mean() / (2 * math.log(2))
             return soft_cross_entropy(logits, loss.targets(y)) + self.weight * bits
@@ -131,6 +128,11 @@ class Precode(Defense):
 
     def guarantee(self, facts: Facts) -> tuple[Event, ...]:
         return (Unprotected(what="the update", why="its sensitivity to a sample is not bounded"),)
+
+
+def _layer(variables: State, name: str) -> tuple[Tensor, Tensor]:
+    """Weight and bias."""
+    return variables[f"{name}.weight"], variables[f"{name}.bias"]
 
 
 def _find_head(variables: State) -> str | None:

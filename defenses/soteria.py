@@ -43,8 +43,8 @@ class Soteria(Defense):
         percentile: Share of the features whose columns are left out, in percent, in [0, 100].
 
     Departure: a client of several local steps leaves a step's columns out of that step's gradient.
-    Source: Sun et al., arXiv:2012.06043 (Soteria), Eq. 8 and Algorithm 1, for L0; that the other
-    layers suffice, Balunovic et al., arXiv:2111.04706.
+    Source: Sun et al., arXiv:2012.06043 (Soteria), with the scores of its released code; that the
+    other layers suffice, Balunovic et al., arXiv:2111.04706.
     """
 
     owns = frozenset({"gradient"})

@@ -1,10 +1,10 @@
 """Known-broken defenses, attacked by who takes what is sent for exact and by who knows them.
 
     python docs/controls.py DEFENSE [--dataset NAME] [--model NAME] [--init A] [--victims N]
-                            [--budget N] [--seeds N] [--lr R] [--data-dir DIR]
+                            [--batch N] [--budget N] [--seeds N] [--lr R] [--data-dir DIR]
 
-sends the first step of one sample of each victim, undefended and defended, and prints a row of mean
-SSIM and mean squared error of `idlg` for each of three observations: undefended; defended, as an
+sends the first step of each victim, undefended and defended, and prints a row of mean SSIM and mean
+squared error of `idlg` for each of three observations: undefended; defended, as an
 attacker sees it who knows of no defense; defended, as one sees it who knows its public mechanism.
 The network begins with weights from U(-A, A).
 """
@@ -23,6 +23,7 @@ from bench.contract.mechanisms import Mechanism
 from bench.contract.messages import Message, Part
 from bench.data import load_dataset
 from bench.errors import UserError
+from bench.metrics.score import score
 from bench.models import build
 from bench.protocols.observe import observe
 from bench.protocols.settings import ProtocolSettings, ThreatSettings
@@ -30,7 +31,6 @@ from bench.protocols.split import start_federation
 from bench.registry import discover
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
-from bench.toolkit.images import ssim
 
 _CPU = torch.device("cpu")
 
@@ -53,8 +53,8 @@ def ignorant(defense: Defense) -> Defense:
     return defense
 
 
-def attack(defense: Defense, given: argparse.Namespace, seed: int) -> tuple[list[float], ...]:
-    """SSIM and squared errors of all victims of one federation."""
+def attack(defense: Defense, given: argparse.Namespace, seed: int) -> dict[str, list[float]]:
+    """Figures of all victims of one federation, by metric."""
     data = load_dataset(given.dataset, seed=seed, data_dir=given.data_dir)
     settings = {} if given.init is None else {"init": given.init}
     network = build(given.model, shape=data.shape, classes=data.classes, settings=settings)
@@ -72,7 +72,7 @@ def attack(defense: Defense, given: argparse.Namespace, seed: int) -> tuple[list
     seen, truth = observe(
         federation,
         protocol=protocol,
-        threat=ThreatSettings(victims=given.victims),
+        threat=ThreatSettings(victims=given.victims, batch=given.batch),
         aux_x=data.aux_x,
         defense_known={"name": given.defense, "settings": {}},
         names=("init",),
@@ -88,10 +88,8 @@ def attack(defense: Defense, given: argparse.Namespace, seed: int) -> tuple[list
         defense=defense,
         shadow=Rehearsals(seen=seen, network=network, defense=defense, rng=rng, device=_CPU),
     )
-    images = IDLG().run(seen, context).images
-    assert images is not None
-    one, other = (t.flatten(0, 1) for t in (images.to(truth.x), truth.x))
-    return ssim(one, other).tolist(), (one - other).square().flatten(1).mean(dim=1).tolist()
+    answer = IDLG().run(seen, context)
+    return score(answer, x=truth.x, y=truth.y, classes=data.classes, aux_x=data.aux_x).values
 
 
 def main() -> None:
@@ -102,6 +100,7 @@ def main() -> None:
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--init", type=float)
     parser.add_argument("--victims", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--budget", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)
@@ -111,13 +110,13 @@ def main() -> None:
     try:
         print("| observed | SSIM | MSE |\n| --- | --- | --- |")
         for name in ("undefended", "defended, not known", "defended, known"):
-            each: tuple[list[float], list[float]] = ([], [])
+            each: dict[str, list[float]] = {"ssim": [], "mse": []}
             for seed in range(given.seeds):
                 defense = registry.defense("none" if name == "undefended" else given.defense, {})
                 defense = ignorant(defense) if name.endswith("not known") else defense
-                for values, more in zip(each, attack(defense, given, seed), strict=True):
-                    values += more
-            means = " | ".join(f"{sum(v) / len(v):.3g}" for v in each)
+                figures = attack(defense, given, seed)
+                each = {metric: values + figures[metric] for metric, values in each.items()}
+            means = " | ".join(f"{sum(v) / len(v):.3g}" for v in each.values())
             print(f"| {name} | {means} |", flush=True)
     except UserError as error:
         raise SystemExit(f"controls: {error}") from error

@@ -40,7 +40,10 @@ def test_run_plan_and_report_work_together(tiny: Callable[..., Path], tmp_path: 
     code, text = leakbench("report", out, "--format", "md,tex")
     assert code == 0
     assert "leaderboard.md" in text
-    assert (tmp_path / "out" / "overview.tex").read_text().count(r"\begin{table}") == 1
+    overview = tmp_path / "out" / "overview.tex"
+    assert overview.read_text().count("among those that cost at most 5 points") == 1
+    assert leakbench("report", out, "--format", "tex", "--loss", "10")[0] == 0
+    assert overview.read_text().count("among those that cost at most 10 points") == 1
     rows = json.loads((tmp_path / "out" / "leaderboard.json").read_text())
     assert len(rows) == 3
 

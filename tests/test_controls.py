@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ from defenses.outpost import Outpost, PrunedNoise, _mixture
 from defenses.precode import NOISE, Precode
 from defenses.soteria import Soteria
 from tests.conftest import context_for, network_for, seen_under
+from tests.docs_modules import controls
 from tests.uploads import error_of, one_hot
 
 CONTROLS = (Soteria, Precode, Outpost, Censor)
@@ -159,6 +161,24 @@ def test_of_several_samples_draws_are_looked_for_beside_the_images(digits: Datas
             torch.testing.assert_close(sent[name][victim], value)
 
 
+@pytest.mark.parametrize("labels", ["shared", "private"])
+def test_under_split_protocols_precode_is_no_defense(digits: Dataset, labels: str) -> None:
+    split = {"cut": "block1", "labels": labels}
+    given: dict[str, Any] = {"protocol": "splitfed", "split": split, "victims": 2, "local_steps": 2}
+    both = []
+    for defense in (NoDefense(), Precode()):
+        seen, _ = seen_under(digits, network_for(digits), defense, clients=3, **given)
+        (release,) = parse_view(seen)
+        assert (release.mechanisms, lawless(release)) == ((), None)
+        both.append([p.values for m in seen.messages for p in m.parts.values()])
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+def test_a_step_of_more_samples_than_draws_is_refused(digits: Dataset) -> None:
+    with pytest.raises(ValueError, match="precode draws for 256 samples of a step, got 257"):
+        seen_under(digits, network_for(digits), Precode(), victims=1, clients=1, batch=257)
+
+
 def test_of_several_steps_a_random_layer_has_no_law(digits: Dataset) -> None:
     seen, _ = seen_under(digits, network_for(digits), Precode(), victims=2, local_steps=2)
     reason = lawless(parse_view(seen)[-1])
@@ -281,3 +301,35 @@ def test_who_knows_the_defense_sees_through_it(digits: Dataset, control: type[De
         IDLG(), plain, same, context_for(digits, network, NoDefense(), budget=150)
     )
     assert error < undefended + 0.01
+
+
+def test_who_knows_of_no_defense_takes_zeros_and_noise_for_what_was_computed(
+    digits: Dataset,
+) -> None:
+    network = network_for(digits)
+    for control in CONTROLS:
+        seen, _ = seen_under(digits, network, controls.ignorant(control()), victims=2)
+        assert seen.known["mechanisms"] == []
+        assert all(p.present is None for m in seen.messages for p in m.parts.values())
+        known, _ = seen_under(digits, network, control(), victims=2)
+        for client in seen.clients:  # who sends the same
+            one, other = sent_by(seen, client), sent_by(known, client)
+            assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_both_attackers_are_scored_alike() -> None:
+    given = argparse.Namespace(
+        dataset="digits",
+        model="mlp_spm",
+        init=None,
+        lr=0.1,
+        data_dir=None,
+        victims=2,
+        batch=1,
+        budget=20,
+        defense="soteria",
+    )
+    known = controls.attack(Soteria(), given, 0)
+    assert len(known["ssim"]) == len(known["mse"]) == 2
+    unknown = controls.attack(controls.ignorant(Soteria()), given, 0)
+    assert sum(known["ssim"]) > sum(unknown["ssim"])

@@ -432,7 +432,8 @@ class Clients:
                 return []
             moved = {n: v.to(dtype=self.dtype, device=self.device) for n, v in draw.items()}
             weights.append(self.defense.realize(self.start, const, moved))
-        return weights
+        same = all(torch.equal(v, weights[0][n]) for w in weights[1:] for n, v in w.items())
+        return [] if same else weights
 
     def spread(self, view: SplitView, public: Tensor, *, least: float) -> Spread | None:
         """How activations move with the defense's random weights, around those of the mean weights;
@@ -450,8 +451,6 @@ class Clients:
             apart = torch.cat([view.make(self.network, w, few) - centre for w in draws])
         variance = apart.square().mean(dim=0)
         floor = float(variance.mean())
-        if floor == 0:  # what is drawn is not for these stages
-            return None
         together = None
         if variance.numel() <= _CORRELATED:
             rows = apart.flatten(1).double()

@@ -244,13 +244,16 @@ def parse(seen: Seen) -> Release:
             if name == SMASHED:
                 present = _own_patches(seen, values, present, step)
             by_sample.setdefault(name, []).append((values, present))
+    given = [Mechanism.from_dict(m) for m in known["mechanisms"]]
     release = Release(
         seen=seen,
         before=seen.before,
         after=seen.after,
         uploads=tuple(seen.of(client, kind)[0] for client in seen.clients) if kind else (),
         by_sample=by_sample,
-        mechanisms=tuple(Mechanism.from_dict(m) for m in known["mechanisms"]),
+        mechanisms=tuple(
+            m for m in given if not isinstance(m, RandomLayer) or m.find_weight(seen.before)
+        ),
         samples=int(known["samples"]),
         batch=int(known["batch"]),
         steps=int(known["local_steps"]),
@@ -258,21 +261,20 @@ def parse(seen: Seen) -> Release:
     return _read_random_layer(release) if release.samples * release.steps == 1 else release
 
 
-def find_random_layer(release: Release) -> tuple[RandomLayer | None, str | None]:
+def find_random_layer(release: Release) -> tuple[RandomLayer, str] | None:
     """The mechanism and the name of its layer's weight, or None."""
-    layer = next((m for m in release.mechanisms if isinstance(m, RandomLayer)), None)
-    ending = "" if layer is None else f".{layer.name}.weight"
-    return layer, next((n for n in release.before if ending and n.endswith(ending)), None)
+    layers = (m for m in release.mechanisms if isinstance(m, RandomLayer))
+    return next(((m, str(m.find_weight(release.before))) for m in layers), None)
 
 
 def _read_random_layer(release: Release) -> Release:
     """The release with what a random layer's gradients show of its only sample: the head's input
     as smashed data, and the loss's slope by it. What comes after is random, and not compared."""
-    layer, name = find_random_layer(release)
-    bias = f"{name}".removesuffix("weight") + "bias"
-    acting = [m for m in release.acting if m != layer]
-    if name is None or acting or not release.uploads:
+    random = find_random_layer(release)
+    if random is None or len(release.acting) > 1 or not release.uploads:
         return release
+    layer, name = random
+    bias = name.removesuffix("weight") + "bias"
     sent = [as_kind(u, "gradient", base=release.before, lr=release.lr) for u in release.uploads]
     if not all({name, bias} <= set(u.parts) for u in sent):
         return release

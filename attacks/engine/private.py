@@ -124,9 +124,8 @@ def _with_draws(release: Release, layer: RandomLayer, name: str) -> Release:
 
 
 def _estimate(release: Release, ctx: Context) -> Release:
-    layer, name = find_random_layer(release)
-    if layer is not None and name is not None:
-        return _with_draws(release, layer, name) if release.steps == 1 else release
+    if (random := find_random_layer(release)) is not None:
+        return _with_draws(release, *random) if release.steps == 1 else release
     if release.epoch or release.round == 0:  # an epoch is of clients that kept nothing
         return release
     if (view := split_view(release, ctx, dtype=torch.float64)) is not None:

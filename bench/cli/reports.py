@@ -173,7 +173,7 @@ def publish(
     if out is None:
         own = (folder / RUN).is_file()
         out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
-    paths = files.write(out, formats)
+    paths = files.write(out, formats, loss / 100)
     rows = files.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)

@@ -20,6 +20,7 @@ from bench.records.submitted import Verified, read_verified, standing
 from bench.records.text import to_json
 from bench.report import frames, leaderboard, text
 from bench.report.errata import with_errata
+from bench.report.overview import LOSS
 
 if TYPE_CHECKING:
     from bench.report.subjects import Subject
@@ -127,23 +128,24 @@ class Files:
     def _json(self) -> str:
         return text.to_leaderboard_json(self.rows)
 
-    def text(self, format_: str) -> str:
-        """The text of the file of a format of `FILES`."""
+    def text(self, format_: str, loss: float = LOSS) -> str:
+        """The text of the file of a format of `FILES`. loss: Accuracy that a setting of the LaTeX
+        overview may lose."""
         if format_ == "json":
             return self._json
         if format_ == "tex":
-            return text.overview_to_latex(self.rows)
+            return text.overview_to_latex(self.rows, loss)
         if format_ == "csv":
             return frames.to_csv(self.rows)
         if format_ == "md":
             return text.markdown(self.rows, self.run, missing=self.missing)
         return self.page_on(None)
 
-    def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
-        """Write the files of some formats of `FILES` and return their paths."""
+    def write(self, out: Path, formats: Sequence[str], loss: float = LOSS) -> list[Path]:
+        """Write the files of some formats of `FILES` and return their paths. loss: See `text`."""
         paths = [out / FILES[name] for name in formats]
         for path, name in zip(paths, formats, strict=True):
-            write_whole(path, self.text(name))  # in place of a link, never through it
+            write_whole(path, self.text(name, loss))  # in place of a link, never through it
         return paths
 
     def page_on(self, subject: Subject | None) -> str:

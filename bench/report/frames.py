@@ -155,11 +155,10 @@ def best(rows: Sequence[Row], loss: float) -> DataFrame:
     lines = []
     for summary in overviews.by_protocol(rows, loss):
         for advice in advise(summary):
-            lines.append(
-                _verdict_line(advice.defense, advice.head, advice.verdict or overviews.Verdict())
-                | {"why": None, "said": " ".join(advice.sentences)}
-            )
-    return _frame(lines).drop(columns="why")
+            line = _verdict_line(advice.defense, advice.head, advice.verdict or overviews.Verdict())
+            del line["why"]
+            lines.append(line | {"said": " ".join(advice.sentences)})
+    return _frame(lines)
 
 
 def _verdict_line(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -271,6 +271,11 @@ def as_row(base: Base, like: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor |
     return row
 
 
+def sizes_of(base: Base, like: Tensor) -> list[int]:
+    """Numbers of values of the tensors that rows like `like` [P, ...] are made of."""
+    return [v.numel() for v in base.values()] if isinstance(base, Mapping) else [like[0].numel()]
+
+
 def without_law(mechanisms: Sequence[Mechanism]) -> str | None:
     """Why an attack that needs likelihoods cannot attack as it should, or None.
 
@@ -319,14 +324,15 @@ class Clip(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomLayer(Mechanism):
-    """The head got noise after a linear layer of the defense's own, beside its other input none.
+    """All that the head gets passes a linear layer of the defense's own, then random numbers.
 
-    The gradient of one sample shows what such a layer got and the loss's slope by it, however
-    random that is; of several samples it has no law.
+    The gradient of one sample shows what that layer got and the loss's slope by it, however random
+    both are. It has no law: attacks on one step look for the numbers.
 
     Attributes:
-        name: Of the layer in the head's stage; `STAGE.name.weight` [O, F] has a bias.
-        noise: Of what is drawn from N(0, I) for a step's samples; a simulated step takes it from a
+        name: Of the layer in the head's stage; `STAGE.name.weight` [O, F] has a bias. Where nobody
+            trains it, as under split protocols, nothing is random.
+        noise: Of the numbers, from N(0, I) for every sample; a simulated step takes them from a
             variable `STAGE.noise` [B, width].
         width: See `noise`.
     """
@@ -334,3 +340,7 @@ class RandomLayer(Mechanism):
     name: str
     noise: str
     width: int
+
+    def find_weight(self, names: Iterable[str]) -> str | None:
+        """The name of the layer's weight among those of trained variables, or None."""
+        return next((n for n in names if n.endswith(f".{self.name}.weight")), None)

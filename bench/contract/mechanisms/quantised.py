@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bench.contract.mechanisms.base import TINY, Base, Mechanism, Prepared
+from bench.contract.mechanisms.base import TINY, Base, Mechanism, Prepared, sizes_of
 
 RESIDUAL = 0.5
 """Standard deviation of what earlier rounds left, in units of the least value that was sent.
@@ -233,7 +233,7 @@ class Quantised(Mechanism):
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:
         wide = values.double()
         if self.how == "sign":
-            size = _magnitudes(wide, torch.ones_like(wide), _sizes(wide, base))
+            size = _magnitudes(wide, torch.ones_like(wide), sizes_of(base, wide))
             return torch.where(wide < 0, -size, size).to(values)
         low, step = self._grids(wide, base)
         place = (wide - low) / step.clamp_min(TINY)
@@ -256,7 +256,7 @@ class Quantised(Mechanism):
     def _grids(self, values: Tensor, base: Base) -> tuple[Tensor, Tensor]:
         """(where the grid is 0, its step) for every value of rows, from noise-free values or from
         what was seen of them, which tells the same: the ends of a grid are on it."""
-        sizes, lows, steps = _sizes(values, base), [], []
+        sizes, lows, steps = sizes_of(base, values), [], []
         for piece in values.flatten(1).split(sizes, dim=1):
             low = torch.zeros_like(piece[:, :1])
             if piece.shape[1] == 0:
@@ -282,7 +282,7 @@ class Quantised(Mechanism):
         signs alone are right for ever smaller values.
         """
         if self.how == "sign":
-            sizes = _sizes(seen, base)
+            sizes = sizes_of(base, seen)
             sent = seen.ne(0).to(seen)
             law = partial(_sign, softness=softness, sizes=sizes)
             return Prepared(law, (seen.sign(), _magnitudes(seen, sent, sizes), sent))
@@ -293,11 +293,6 @@ class Quantised(Mechanism):
             _, ends, index = self._nearest(seen / step.clamp_min(TINY))
             return Prepared(outside, (ends[index] * step, ends[index + 1] * step))
         return Prepared(partial(rounding_misfit, softness=softness), (seen, step.clamp_min(TINY)))
-
-
-def _sizes(rows: Tensor, base: Base) -> list[int]:
-    """Numbers of values of the tensors that rows [P, ...] are made of."""
-    return [v.numel() for v in base.values()] if isinstance(base, Mapping) else [rows[0].numel()]
 
 
 def _magnitudes(rows: Tensor, sent: Tensor, sizes: Sequence[int]) -> Tensor:
