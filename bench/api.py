@@ -34,6 +34,7 @@ from bench.contract.events import Unit as Unit
 from bench.contract.events import Unprotected as Unprotected
 from bench.contract.events import Withheld as Withheld
 from bench.contract.mechanisms import AdaptiveTwoPoint as AdaptiveTwoPoint
+from bench.contract.mechanisms import Base as Base
 from bench.contract.mechanisms import BernoulliMask as BernoulliMask
 from bench.contract.mechanisms import Clip as Clip
 from bench.contract.mechanisms import FixedPoint as FixedPoint
@@ -49,6 +50,8 @@ from bench.contract.mechanisms import SignPerturbation as SignPerturbation
 from bench.contract.mechanisms import SmashedNoise as SmashedNoise
 from bench.contract.mechanisms import Sparsified as Sparsified
 from bench.contract.mechanisms import TwoPoint as TwoPoint
+from bench.contract.mechanisms import as_row as as_row
+from bench.contract.mechanisms import sizes_of as sizes_of
 from bench.contract.mechanisms import squared_distance as squared_distance
 from bench.contract.mechanisms import without_law as without_law
 from bench.contract.messages import EVERYONE as EVERYONE

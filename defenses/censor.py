@@ -12,6 +12,7 @@ from torch.func import vmap
 from torch.nn.functional import one_hot
 
 from bench.api import (
+    Base,
     Client,
     Defense,
     Event,
@@ -22,8 +23,8 @@ from bench.api import (
     Prepared,
     State,
     Unprotected,
+    sizes_of,
 )
-from bench.contract.mechanisms.base import Base, sizes_of
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, gaussian_like, replace_values
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.api import (
+    Base,
     Client,
     Defense,
     Event,
@@ -21,8 +22,9 @@ from bench.api import (
     State,
     Strength,
     Unprotected,
+    as_row,
+    sizes_of,
 )
-from bench.contract.mechanisms.base import Base, as_row, sizes_of
 from bench.toolkit.settings import Limits
 from bench.toolkit.vectors import change_uploads, cut_like, replace_values
 
