@@ -156,6 +156,11 @@ class Results:
         all names escaped. Raises as `overview`."""
         return text.overview_to_latex(self._files.rows, self._loss(loss))
 
+    def bibtex(self) -> str:
+        """BibTeX of leakbench, with this run's suite and version, and of the papers of the
+        defenses, attacks and data sets in its rows. Raises UserError for a bad papers.toml."""
+        return self._files.text("bib")
+
     @staticmethod
     def _loss(points: float) -> float:
         if not 0 <= points <= 100:

@@ -54,22 +54,34 @@ def list_(
 
 def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     import inspect
+    from dataclasses import asdict
 
     from bench import data, models, suite
     from bench.extensions import BrokenImport, list_installed, origin_of
     from bench.names import MODELS
+    from bench.report.papers import publication_of
 
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
         return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
 
-    def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
+    def describe(name: str, maker: Any, settings: str = "", **more: Any) -> dict[str, Any]:
         doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
-        return entry(name, doc.split("\n")[0], settings)
+        return entry(name, doc.split("\n")[0], settings, **more)
+
+    def paper(name: str, maker: Any) -> dict[str, Any] | None:
+        found = publication_of(maker, name)
+        return None if found is None else asdict(found)
 
     def plugins_of(kind: Any) -> list[dict[str, Any]]:
         usable = ((name, registry.usable[kind, name]) for name in registry.names(kind))
         entries = [
-            entry(name, p.summary, _settings(p.cls), source=getattr(p.cls, "source", ""))
+            entry(
+                name,
+                p.summary,
+                _settings(p.cls),
+                source=getattr(p.cls, "source", ""),
+                paper=paper(name, p.cls),
+            )
             for name, p in usable
         ]
         return entries + [
@@ -81,7 +93,8 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     def foreign_entry(point: Any) -> dict[str, Any]:
         origin = origin_of(point)
         try:
-            return describe(point.name, data.foreign_loader(point), origin)
+            loader = data.foreign_loader(point)
+            return describe(point.name, loader, origin, paper=paper(point.name, loader))
         except BrokenImport as error:
             return entry(point.name, origin, broken=f"{origin}: {error}")
 
@@ -90,7 +103,10 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
         options = "--data-dir or --download" if "download" in accepted else "--data-dir"
         return options if "data_dir" in accepted else "embedded"
 
-    datasets = [describe(name, loader, place_of(loader)) for name, loader in data.LOADERS.items()]
+    datasets = [
+        describe(name, loader, place_of(loader), paper=paper(name, loader))
+        for name, loader in data.LOADERS.items()
+    ]
     datasets += [foreign_entry(point) for point in data.foreign().values()]
     return {
         "defenses": plugins_of("defense"),

@@ -99,7 +99,8 @@ def _p(value: float) -> str:
 def report(
     folder: Annotated[Path, typer.Argument(help="A result folder, or a published one.")],
     format_: Annotated[
-        str, typer.Option("--format", help="Files to write: html,md,csv,json,tex (any of them).")
+        str,
+        typer.Option("--format", help="Files to write, of html,md,csv,json,tex,bib."),
     ] = "html,md,csv,json",
     out: Annotated[
         Path | None,
@@ -112,6 +113,9 @@ def report(
     figures: Annotated[
         str, typer.Option("--figures", help="Figures for a paper, into OUT/figures: pdf,png,svg.")
     ] = "",
+    bib: Annotated[
+        bool, typer.Option("--bib", help="Write references.bib: what a paper with rows cites.")
+    ] = False,
     publish_: Annotated[
         Path | None,
         typer.Option("--publish", help="Write what can be published and cited into this folder."),
@@ -125,7 +129,8 @@ def report(
         from bench.records.submitted import read_verified, standing
         from bench.report.files import FILES, write_published
 
-        formats = list(dict.fromkeys(f.strip() for f in format_.split(",") if f.strip()))
+        named = [*format_.split(","), "bib" if bib else ""]
+        formats = list(dict.fromkeys(f.strip() for f in named if f.strip()))
         for name in formats:
             if name not in FILES:
                 raise UserError(did_you_mean("report format", name, list(FILES)))

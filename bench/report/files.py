@@ -78,6 +78,7 @@ FILES = {
     "csv": "leaderboard.csv",
     "json": LEADERBOARD,
     "tex": "overview.tex",
+    "bib": "references.bib",
 }
 """Formats and the files that hold them."""
 
@@ -135,6 +136,10 @@ class Files:
             return self._json
         if format_ == "tex":
             return text.overview_to_latex(self.rows, loss)
+        if format_ == "bib":
+            from bench.report.papers import to_bibtex
+
+            return to_bibtex(self.rows, self.run)
         if format_ == "csv":
             return frames.to_csv(self.rows)
         if format_ == "md":

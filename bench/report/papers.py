@@ -1,0 +1,172 @@
+"""The papers behind defenses, attacks and data sets: a `papers.toml` beside the module of each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter
+
+import bench
+from bench import data
+from bench.errors import UserError
+from bench.extensions import BrokenImport
+from bench.files import read_bytes
+from bench.names import DATASETS, GROUPS, PluginKind
+from bench.records import Row, Run
+from bench.records.files import check_value
+from bench.registry import discover, snake_case
+from bench.report.escaping import latex
+
+PAPERS = "papers.toml"
+Status = Literal["as published", "differs from the paper", "baseline", "deployed", "known to fail"]
+"""How an implementation stands to its paper; defenses/papers.toml says when each holds."""
+_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"'}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What a papers.toml says of one plugin or data set; empty where unknown.
+
+    Attributes:
+        short: The name that readers know, as Soteria.
+        authors: With ` and ` between them, as BibTeX has it; `and others` for the rest.
+        venue: Conference or journal, or arXiv.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    short: str
+    title: str = ""
+    authors: str = ""
+    venue: str = ""
+    year: int | None = None
+    arxiv: str = ""
+    doi: str = ""
+    url: str = ""
+    status: Status | None = None
+
+    @property
+    def link(self) -> str:
+        """Address of the paper, empty if unknown."""
+        arxiv = f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else ""
+        return self.url or arxiv or (f"https://doi.org/{self.doi}" if self.doi else "")
+
+    @property
+    def bibtex(self) -> str:
+        """Its BibTeX entry."""
+        first = self.authors.split(" and ")[0]
+        surname = first.split(",")[0] if "," in first else first.split(" ")[-1]
+        word = next(iter(re.findall(r"[^\W_]+", self.title)), "")
+        key = re.sub(r"[^a-z0-9]", "", _plain(f"{surname}{self.year or ''}{word}").lower())
+        return _entry(
+            "misc",
+            key,
+            author=_accented(self.authors),
+            title=f"{{{_accented(self.title)}}}",
+            howpublished="" if self.venue == "arXiv" else _accented(self.venue),
+            year=str(self.year or ""),
+            eprint=self.arxiv,
+            archiveprefix="arXiv" if self.arxiv else "",
+            doi=self.doi,
+            url=self.url,
+        )
+
+
+def publication_of(cls: Callable[..., Any], name: str | None = None) -> Publication | None:
+    """Return what the papers.toml beside a plugin's or loader's module says of it, None if nothing.
+
+    Args:
+        cls: Class of a defense or attack, or a function that loads a data set.
+        name: By default that of its entry point, or of a class in a single file.
+
+    Raises:
+        UserError: If papers.toml is no file of publications.
+    """
+    cls = getattr(cls, "func", cls)
+    if name is None:
+        value = f"{cls.__module__}:{cls.__qualname__}"
+        points = [p for group in (*GROUPS.values(), DATASETS) for p in entry_points(group=group)]
+        name = next((p.name for p in points if p.value == value), snake_case(cls.__name__))
+    place = Path(inspect.getfile(cls)).parent / PAPERS
+    return read_papers(place).get(name) if place.is_file() else None
+
+
+def read_papers(place: Path) -> dict[str, Publication]:
+    """Return the publications of a papers.toml by name. Raises UserError if it is none."""
+    try:
+        value = tomllib.loads(read_bytes(place).decode())
+    except ValueError as error:
+        raise UserError(f"{place} is no readable TOML ({error}).") from error
+    return check_value(_adapter(), value, place)
+
+
+@cache
+def _adapter() -> TypeAdapter[dict[str, Publication]]:
+    return TypeAdapter(dict[str, Publication])
+
+
+def publications(rows: Iterable[Row]) -> list[Publication]:
+    """Return the papers of the installed defenses, attacks and data sets in some rows, each once.
+
+    Raises:
+        UserError: As `publication_of`.
+    """
+    rows = list(rows)
+    wanted: dict[tuple[PluginKind, str], None] = {}
+    for row in rows:
+        wanted |= dict.fromkeys(("defense", name) for name in row.defense.split("+"))
+        wanted |= dict.fromkeys(("attack", name.partition("@")[0]) for name in row.attacks)
+    usable = discover(needed=wanted).usable
+    makers: dict[str, Any] = {n: usable[k, n].cls for k, n in wanted if (k, n) in usable}
+    makers |= {row.dataset: _loader(row.dataset) for row in rows}
+    found = [publication_of(maker, name) for name, maker in makers.items() if maker]
+    return list({p.title: p for p in found if p and p.title}.values())
+
+
+def to_bibtex(rows: Sequence[Row], run: Run) -> str:
+    """Return BibTeX of leakbench, with the run's suite, and of its rows' `publications`."""
+    seeds = ", ".join(map(str, run.seeds))
+    own = _entry(
+        "software",
+        "leakbench",
+        author="{The leakbench developers}",
+        title="{leakbench: what privacy defenses for federated and split learning protect, "
+        "and what they cost}",
+        version=bench.__version__,
+        note=latex(f"suite {run.title}, {run.device or 'unknown device'}, seeds {seeds}"),
+    )
+    return "\n".join([own, *(p.bibtex for p in publications(rows))])
+
+
+def _loader(name: str) -> Callable[..., Any] | None:
+    if name in data.LOADERS or name not in (points := data.foreign()):
+        return data.LOADERS.get(name)
+    try:
+        return data.foreign_loader(points[name])
+    except BrokenImport:
+        return None
+
+
+def _entry(kind: str, key: str, **fields: str) -> str:
+    lines = [f"  {name} = {{{value}}},\n" for name, value in fields.items() if value]
+    return f"@{kind}{{{key},\n{''.join(lines)}}}\n"
+
+
+def _accented(text: str) -> str:
+    """The text for LaTeX, with letters such as ä as commands, which old BibTeX needs."""
+    pattern = rf"(\w)([{''.join(_ACCENTS)}])"
+    decomposed = unicodedata.normalize("NFD", latex(text))
+    return re.sub(pattern, lambda m: f"{{\\{_ACCENTS[m[2]]}{m[1]}}}", decomposed)
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
