@@ -151,10 +151,11 @@ class Results:
         Raises UserError for a loss outside of [0, 100]."""
         return frames.overview(self._files.rows, self._loss(loss))
 
-    def overview_to_latex(self, *, loss: float = 100 * LOSS) -> str:
-        """The overview for a paper: one `table` environment per protocol, for the package booktabs,
-        all names escaped. Raises as `overview`."""
-        return text.overview_to_latex(self._files.rows, self._loss(loss))
+    def overview_to_latex(self, *, loss: float = 100 * LOSS, columns: Sequence[str] = ()) -> str:
+        """The overview for a paper: one `table` environment per table, for the package booktabs,
+        with a caption, a legend and all names escaped. columns: their heads, by default at most
+        six. Raises as `overview`, and UserError for a column that there is not."""
+        return text.overview_to_latex(self._files.rows, self._loss(loss), columns)
 
     def bibtex(self) -> str:
         """BibTeX of leakbench, with this run's suite and version, and of the papers of the
@@ -223,6 +224,13 @@ class Results:
 
         return plots.course(self._table(**only), self._files.rows, what, width=width)
 
+    def write_figures(self, *formats: str, more: Sequence[str] = ()) -> list[Path]:
+        """Write the figures of `leakbench report --figures` into the folder's `figures`. formats:
+        of pdf, png, svg; more: figures by name, as --figure. Raises UserError for unknown ones."""
+        from bench.report.figures import write_figures
+
+        return write_figures(self._files.rows, self.folder, formats, more)
+
     def write(self) -> list[Path]:
         """Write leaderboard.json, .csv and .md beside the records, as `leakbench report` does."""
         return self._files.write(self.folder, ("json", "csv", "md"))
@@ -262,7 +270,7 @@ class Results:
         from bench.report import terminal
         from bench.report.console import PlainConsole
 
-        console, summaries = PlainConsole(width=80, force_jupyter=False), self._summaries
+        console, summaries = PlainConsole(width=80), self._summaries
         with console.capture() as captured:
             console.print(Group(*terminal.overview(summaries), "\n".join(legend(summaries))))
         return captured.get()
@@ -358,8 +366,7 @@ def _progress(plan: Plan, visible: bool) -> Iterator[runner.OnProgress]:
         return
     from bench.report.console import PlainConsole
 
-    # In a notebook rich's live bar needs a package of its own; lines do as well.
-    with progress.live(plan, PlainConsole(force_jupyter=False)) as on_progress:
+    with progress.live(plan, PlainConsole()) as on_progress:
         yield on_progress
 
 

@@ -189,6 +189,18 @@ def test_a_folders_figures_have_telling_names(results: Results) -> None:
     assert sorted((results.folder / "figures").iterdir()) == sorted(paths)
 
 
+def test_other_figures_are_written_by_name(results: Results, tmp_path: Path) -> None:
+    made = {"pareto": plots.pareto(ROWS), "over_leak": plots.pareto(ROWS)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "of_table", lambda *_: made)
+        rows = leaderboard.load(results.folder)[:1]
+        for more, written in (((), "pareto"), (["over_leak"], "pareto over_leak")):
+            paths = figures.write_figures(rows, tmp_path, ("svg",), more)
+            assert [p.stem.rpartition("-")[2] for p in paths] == ["overview", *written.split()]
+    with pytest.raises(ValueError, match="Did you mean 'over_leak'"):
+        results.write_figures("svg", more=["over_leaks"])
+
+
 def test_three_settings_have_plots() -> None:
     few = [row("none", 0.9, 0.9), row("b", 0.4, 0.8)]
     more = [*few, row("c", 0.3, 0.7)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -274,11 +275,20 @@ def test_the_page_opens_with_the_overview_and_leads_to_rows() -> None:
     assert '<tr id="t1-0"' in text
 
 
-def test_latex_escapes_names_and_has_a_cell_per_table_and_cost() -> None:
-    text = overview_to_latex(ready([setting("pm_sfl", 0.3, 0.8), BARE]))
-    (line,) = [one for one in text.splitlines() if one.startswith(r"pm\_sfl")]
-    assert line.count("&") == 1 + len(column_notes())
-    assert "$-$10pt" in line
+def test_latex_has_papers_names_and_the_columns_and_signs_that_are_asked_for() -> None:
+    rows = ready([setting("my_own", 0.3, 0.8), setting("pm_sfl+soteria", 0.3, 0.88), BARE])
+    text = overview_to_latex(rows)
+    assert r"my\_own & $-$10pt & -- & -- & --" in text
+    assert "PM-SFL+Soteria & 0.1 [0.1, 0.4]* & 2.0 [2.0, 2.0] & none & 1" in text
+    assert text.count("statistically tied for best") == 1
+    assert "not separable" not in text
+    (caption,) = re.findall(r"\\caption{(.*)}", text)
+    assert caption.count(". ") == 1
+    text = overview_to_latex(rows, columns=["defense", "status"])
+    assert "defense & status" in text
+    assert "PM-SFL+Soteria & differs from the paper; known to fail" in text
+    with pytest.raises(ValueError, match="Did you mean 'leakage'"):
+        overview_to_latex(rows, columns=["leakages"])
 
 
 # --- what a table says ------------------------------------------------------------------------

@@ -110,9 +110,21 @@ def report(
             "folder into leakbench-runs/NAME-report.",
         ),
     ] = None,
-    figures: Annotated[
-        str, typer.Option("--figures", help="Figures for a paper, into OUT/figures: pdf,png,svg.")
+    columns: Annotated[
+        str, typer.Option("--columns", help="Of --format tex, by their heads: defense,leakage,...")
     ] = "",
+    figures: Annotated[
+        str,
+        typer.Option(
+            "--figures",
+            help="Into OUT/figures, as pdf,png,svg: a map of leakage per protocol, and accuracy "
+            "against leakage per table.",
+        ),
+    ] = "",
+    figure: Annotated[
+        list[str] | None,
+        typer.Option("--figure", help="One more figure of each table: over_accuracy, ..."),
+    ] = None,
     bib: Annotated[
         bool, typer.Option("--bib", help="Write references.bib: what a paper with rows cites.")
     ] = False,
@@ -134,8 +146,11 @@ def report(
         for name in formats:
             if name not in FILES:
                 raise UserError(did_you_mean("report format", name, list(FILES)))
-        kinds = [f.strip() for f in figures.split(",") if f.strip()]
-        paths = publish(folder, tuple(formats), out=out, figures=kinds, details=details, loss=loss)
+        kinds, heads = ([f.strip() for f in t.split(",") if f.strip()] for t in (figures, columns))
+        paths = publish(
+            folder, tuple(formats), out=out, figures=kinds or ["pdf"] * bool(figure),
+            more=figure or (), columns=heads, details=details, loss=loss,
+        )  # fmt: skip
         if publish_ is not None:
             paths += write_published(folder, publish_)
         for path in paths:
@@ -162,13 +177,15 @@ def publish(
     *,
     out: Path | None = None,
     figures: Sequence[str] = (),
+    more: Sequence[str] = (),
+    columns: Sequence[str] = (),
     show: bool = True,
     details: bool = False,
     loss: float = 5.0,
 ) -> list[Path]:
     """Write the folder's leaderboard in the given formats, and print its overview (`show`), with
     every row (`details`), for settings that lose at most `loss` points of accuracy; their paths, in
-    that order, then those of the figures."""
+    that order, then those of the figures. more: see `write_figures`; columns: of LaTeX."""
     from bench.records import RUN
     from bench.report import terminal
     from bench.report.files import Files
@@ -178,7 +195,7 @@ def publish(
     if out is None:
         own = (folder / RUN).is_file()
         out = folder if own else Path("leakbench-runs") / f"{folder.resolve().name}-report"
-    paths = files.write(out, formats, loss / 100)
+    paths = files.write(out, formats, loss / 100, columns)
     rows = files.rows
     if show and rows:
         overviews = by_protocol(rows, loss / 100)
@@ -194,7 +211,7 @@ def publish(
     if figures:
         from bench.report.figures import write_figures
 
-        paths += write_figures(rows, out, figures)
+        paths += write_figures(rows, out, figures, more)
     return paths
 
 

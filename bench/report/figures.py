@@ -12,7 +12,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from bench.errors import UserError
 from bench.files import no_link
+from bench.names import did_you_mean
 from bench.records import Row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
@@ -79,13 +81,24 @@ def of_table(members: Sequence[Row], rows: Sequence[Row]) -> dict[str, Figure]:
     return drawn
 
 
-def write_figures(rows: Sequence[Row], out: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each protocol's overview and every table's figures to OUT/figures as
-    PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT: pareto, over_accuracy and others over the rounds.
+def write_figures(
+    rows: Sequence[Row], out: Path, formats: Sequence[str], more: Sequence[str] = ()
+) -> list[Path]:
+    """Write each protocol's overview as a map, and every table's accuracy against leakage, to
+    OUT/figures as PROTOCOL-DATASET-MODEL-CHECKPOINT-WHAT.
+
+    Args:
+        rows: Of a report.
+        out: Its folder.
+        formats: Of `paper.FORMATS`.
+        more: Of `CHOICES`: other figures of each table that has them.
 
     Raises:
-        UserError: For an unknown format.
+        UserError: For an unknown format or figure.
     """
+    for name in more:
+        if name not in CHOICES:
+            raise UserError(did_you_mean("figure", name, list(CHOICES)))
     place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()
@@ -98,5 +111,6 @@ def write_figures(rows: Sequence[Row], out: Path, formats: Sequence[str]) -> lis
         if names[name] > 1:
             name = f"{name}-{names[name]}"
         for what, figure in of_table(members, rows).items():
-            paths += write(figure, place / f"{name}-{what}", formats)
+            if what in ("pareto", *more):
+                paths += write(figure, place / f"{name}-{what}", formats)
     return paths

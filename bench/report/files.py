@@ -129,13 +129,13 @@ class Files:
     def _json(self) -> str:
         return text.to_leaderboard_json(self.rows)
 
-    def text(self, format_: str, loss: float = LOSS) -> str:
-        """The text of the file of a format of `FILES`. loss: Accuracy that a setting of the LaTeX
-        overview may lose."""
+    def text(self, format_: str, loss: float = LOSS, columns: Sequence[str] = ()) -> str:
+        """The text of the file of a format of `FILES`. loss, columns: of the LaTeX tables, see
+        `text.overview_to_latex`."""
         if format_ == "json":
             return self._json
         if format_ == "tex":
-            return text.overview_to_latex(self.rows, loss)
+            return text.overview_to_latex(self.rows, loss, columns)
         if format_ == "bib":
             from bench.report.papers import to_bibtex
 
@@ -146,11 +146,12 @@ class Files:
             return text.markdown(self.rows, self.run, missing=self.missing)
         return self.page_on(None)
 
-    def write(self, out: Path, formats: Sequence[str], loss: float = LOSS) -> list[Path]:
-        """Write the files of some formats of `FILES` and return their paths. loss: See `text`."""
+    def write(self, out: Path, formats: Sequence[str], *latex: Any) -> list[Path]:
+        """Write the files of some formats of `FILES` and return their paths. latex: loss and
+        columns, see `text`."""
         paths = [out / FILES[name] for name in formats]
         for path, name in zip(paths, formats, strict=True):
-            write_whole(path, self.text(name, loss))  # in place of a link, never through it
+            write_whole(path, self.text(name, *latex))  # in place of a link, never through it
         return paths
 
     def page_on(self, subject: Subject | None) -> str:

@@ -13,7 +13,7 @@ from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.advice import advise
-from bench.report.columns import Column, board_columns
+from bench.report.columns import Column, board_columns, show_membership
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
@@ -26,6 +26,8 @@ NARROW = (
     *("leakage", "leakage_lo", "leakage_hi", "accuracy_drop", "eps_record", "flags"),
 )
 """Columns of `leaderboard` that are shown unless all are asked for."""
+OPTIONAL = ("recognised", "membership")
+"""Columns of the overview that are left out where nothing stands in them."""
 _SAME = ("protocol", "dataset", "model", "checkpoint", "defense", "variant", "setting")
 _OF_CELL = ("protocol", "dataset", "model", "checkpoint", "defense", "setting", "seed")
 
@@ -198,6 +200,27 @@ def columns_of(frame: DataFrame) -> list[Column]:
 def texts(frame: DataFrame) -> DataFrame:
     """Return columns of `board` as text, by their names."""
     return frame.map(lambda shown: shown.full).rename(columns=lambda column: column.name)
+
+
+def ranking_texts(ran: Sequence[tuple[str, overviews.Verdict]]) -> DataFrame:
+    """Return one table of an overview as text, a line per defense of `overview.ranked`: what the
+    terminal and papers show, without columns that hold nothing."""
+    lines = [
+        {
+            "defense": name,
+            "setting": v.row.setting if v.row and v.row.settings else "",
+            "leakage": v.leakage,
+            "signs": v.signs,
+            "recognised": v.recognised,
+            "membership": show_membership(v.row).text if v.row else "–",
+            "accuracy drop": v.drop_text,
+            **{cost.title: overviews.times(v.costs.get(key)) for key, cost in COSTS.items()},
+            "epsilon": overviews.epsilon_words(v.row.eps_record if v.row else None),
+        }
+        for name, v in ran
+    ]
+    frame = _frame(lines)
+    return frame[[name for name in frame if set(frame[name]) != {"–"} or name not in OPTIONAL]]
 
 
 def overview_texts(

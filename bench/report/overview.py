@@ -7,7 +7,7 @@ much accuracy the one that leaks least. Nothing here draws; terminal, text, page
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.metrics.intervals import Interval
@@ -248,6 +248,14 @@ def overview(rows: Sequence[Row], loss: float = LOSS, titles: Sequence[str] = ()
     return Overview(loss=loss, protocol=protocol, heads=tuple(heads), lines=tuple(lines))
 
 
+def ranked(summary: Overview, place: int) -> list[tuple[str, Verdict]]:
+    """Return the defenses that were run in one table of an overview, the least leaky first, those
+    without a figure behind them, the undefended one last."""
+    lines = [(line.defense, line.verdicts[place]) for line in summary.lines]
+    ran = [(name, v) for name, v in lines if v.leakage != "–"]
+    return sorted(ran, key=lambda p: (p[0] == UNDEFENDED, p[1].leak is None, p[1].leak or 0.0))
+
+
 def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
     """Return a head's words, numbered where several heads have the same words."""
     words = short[place]
@@ -363,11 +371,24 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
     if not verdicts:
         return []
     loss = f"{100 * summaries[0].loss:g} points"
-    signs = {sign for v in verdicts for sign in v.signs}
     lines = [explain.OVERVIEW["leakage"].format(loss=loss)]
-    if any(v.recognised != "–" for v in verdicts):
+    return lines + explain_signs(verdicts, loss)
+
+
+def explain_signs(
+    verdicts: Sequence[Verdict], loss: str, hidden: Collection[str] = ()
+) -> list[str]:
+    """Explain each sign and word that occurs in some verdicts, a line each.
+
+    Args:
+        verdicts: As they are shown.
+        loss: The limit of the accuracy drop, in words.
+        hidden: Columns that are not shown, of recognised and membership.
+    """
+    signs, lines = {sign for v in verdicts for sign in v.signs}, list[str]()
+    if "recognised" not in hidden and any(v.recognised != "–" for v in verdicts):
         lines.append(explain.OVERVIEW["recognised"])
-    if any(v.row and v.row.membership for v in verdicts):
+    if "membership" not in hidden and any(v.row and v.row.membership for v in verdicts):
         lines.append(explain.LEGEND["membership"])
     lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
     if doubts := list(dict.fromkeys(why for v in verdicts for why in v.doubts)):

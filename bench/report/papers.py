@@ -6,7 +6,7 @@ import inspect
 import re
 import tomllib
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -114,22 +114,33 @@ def _adapter() -> TypeAdapter[dict[str, Publication]]:
     return TypeAdapter(dict[str, Publication])
 
 
-def publications(rows: Iterable[Row]) -> list[Publication]:
+def papers_of(kind: PluginKind, names: Iterable[str]) -> dict[str, Publication]:
+    """Return what is known of the installed plugins of some names.
+
+    Raises:
+        UserError: As `publication_of`.
+    """
+    wanted = list(dict.fromkeys(names))
+    usable = discover(needed=[(kind, name) for name in wanted]).usable
+    return _known({n: usable[kind, n].cls for n in wanted if (kind, n) in usable})
+
+
+def _known(makers: Mapping[str, Any]) -> dict[str, Publication]:
+    papers = {n: publication_of(maker, n) for n, maker in makers.items() if maker}
+    return {name: paper for name, paper in papers.items() if paper}
+
+
+def publications(rows: Sequence[Row]) -> list[Publication]:
     """Return the papers of the installed defenses, attacks and data sets in some rows, each once.
 
     Raises:
         UserError: As `publication_of`.
     """
-    rows = list(rows)
-    wanted: dict[tuple[PluginKind, str], None] = {}
-    for row in rows:
-        wanted |= dict.fromkeys(("defense", name) for name in row.defense.split("+"))
-        wanted |= dict.fromkeys(("attack", name.partition("@")[0]) for name in row.attacks)
-    usable = discover(needed=wanted).usable
-    makers: dict[str, Any] = {n: usable[k, n].cls for k, n in wanted if (k, n) in usable}
-    makers |= {row.dataset: _loader(row.dataset) for row in rows}
-    found = [publication_of(maker, name) for name, maker in makers.items() if maker]
-    return list({p.title: p for p in found if p and p.title}.values())
+    defenses = papers_of("defense", (n for r in rows for n in r.defense.split("+")))
+    attacks = papers_of("attack", (n.partition("@")[0] for r in rows for n in r.attacks))
+    data_sets = _known({row.dataset: _loader(row.dataset) for row in rows})
+    found = [*defenses.values(), *attacks.values(), *data_sets.values()]
+    return list({p.title: p for p in found if p.title}.values())
 
 
 def to_bibtex(rows: Sequence[Row], run: Run) -> str:

@@ -9,14 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import Row, short
-from bench.report import explain
+from bench.report import explain, frames
 from bench.report import overview as overviews
 from bench.report.advice import advise
-from bench.report.columns import Column, Shown, board_columns, is_refuted, show_membership
-from bench.report.costs import COSTS
+from bench.report.columns import Column, Shown, board_columns, is_refuted
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
-from bench.report.verdicts import UNDEFENDED, has_use
+from bench.report.verdicts import has_use
 
 _ATTACKS = 5
 """Columns of attacks that fit 80 columns."""
@@ -27,8 +26,8 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
-_OPTIONAL = ("recog-\nnised", "membership")
-"""Columns of the overview that are left out where nothing stands in them."""
+_NARROW = {"signs": "", "recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
+"""Heads of the overview that 80 columns have no room for; of others there is for the last word."""
 
 
 def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
@@ -36,50 +35,33 @@ def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
     defense's leakage and costs, the undefended row last; below it the settings."""
     return [
         _overview_table(
-            advice.head.title,
-            " ".join(advice.sentences),
-            [(line.defense, line.verdicts[i]) for line in summary.lines],
+            advice.head.title, " ".join(advice.sentences), overviews.ranked(summary, place)
         )
         for summary in summaries
-        for i, advice in enumerate(advise(summary))
+        for place, advice in enumerate(advise(summary))
     ]
 
 
-def _overview_table(
-    title: str, said: str, verdicts: Sequence[tuple[str, overviews.Verdict]]
-) -> Group:
-    """Return one table of an overview: the defenses that were run there, in the order of their
-    leakage.
+def _overview_table(title: str, said: str, ran: Sequence[tuple[str, overviews.Verdict]]) -> Group:
+    """Return one table of an overview.
 
     Args:
         title: Of the table.
         said: What it says.
-        verdicts: By their defenses, in the overview's order.
+        ran: Defenses with their verdicts, see `overview.ranked`.
     """
-    ran = [(name, v) for name, v in verdicts if v.leakage != "–"]
-    settings = "; ".join(v.row.setting for _, v in ran if v.row and v.row.settings)
-    ran.sort(key=lambda pair: (pair[0] == UNDEFENDED, pair[1].leak is None, pair[1].leak or 0.0))
-    columns: dict[str, list[str | Text]] = {
-        "leakage": [Text(v.leakage, style=_COLOURS.get(v.style, "")) for _, v in ran],
-        "": [v.signs for _, v in ran],
-        "recog-\nnised": [v.recognised for _, v in ran],
-        "membership": [show_membership(v.row).text if v.row else "–" for _, v in ran],
-        "accuracy\ndrop": [v.drop_text for _, v in ran],
-    }
-    for name, cost in COSTS.items():  # there is room for the title's last word
-        words = [overviews.times(v.costs.get(name)) for _, v in ran]
-        columns[cost.title.rpartition(" ")[2]] = [*words]
-    proven = [v.row.eps_record if v.row else None for _, v in ran]
-    columns["epsilon"] = [*map(overviews.epsilon_words, proven)]
+    frame = frames.ranking_texts(ran)
+    settings = "; ".join(filter(None, frame.pop("setting")))
     table = _empty(None)
     table.add_column("defense", overflow="fold")
-    for head in [h for h in _OPTIONAL if set(columns[h]) == {"–"}]:
-        del columns[head]
-    for head in columns:
-        justify: JustifyMethod = "left" if head in ("leakage", "") else "right"
-        table.add_column(head, justify=justify, no_wrap=head != "epsilon")
-    for (name, _), *cells in zip(ran, *columns.values(), strict=True):
-        table.add_row(name, *cells)
+    for head in frame.columns[1:]:
+        justify: JustifyMethod = "left" if head in ("leakage", "signs") else "right"
+        table.add_column(
+            _NARROW.get(head, head.rpartition(" ")[2]), justify=justify, no_wrap=head != "epsilon"
+        )
+    styles = [_COLOURS.get(v.style, "") for _, v in ran]
+    for style, (name, leakage, *cells) in zip(styles, frame.to_numpy().tolist(), strict=True):
+        table.add_row(name, Text(leakage, style=style), *cells)
     below = [Text(settings, style="dim")] if settings else []
     return Group(Text(title, style="bold"), Text(said), table, *below)
 

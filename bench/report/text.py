@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, Template
 
+from bench.errors import UserError
+from bench.names import did_you_mean
 from bench.records import Row, Run
 from bench.records.rows import rows_to_json
 from bench.report import explain, frames
@@ -21,6 +23,8 @@ from bench.report.tables import any_errors, tables, work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from bench.report.papers import Publication
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
@@ -134,31 +138,71 @@ def to_leaderboard_json(rows: Sequence[Row]) -> str:
 # --- LaTeX ------------------------------------------------------------------------------------
 
 
-def overview_to_latex(rows: Sequence[Row], loss: float = overviews.LOSS) -> str:
-    """Return one `table` environment per protocol with its overview, with the rules of booktabs.
+LATEX_COLUMNS = ("defense", "leakage", "recognised", "accuracy drop", "epsilon", "bytes")
+"""Of a table in a paper, unless others are asked for."""
+_CAPTION = (
+    "{title}: leakage of each defense's least leaky setting among those that cost at most {loss} "
+    "of accuracy, from 0, no better than guessing, to 1, a perfect reconstruction. Brackets hold "
+    "the {level}."
+)
+
+
+def overview_to_latex(
+    rows: Sequence[Row], loss: float = overviews.LOSS, columns: Sequence[str] = ()
+) -> str:
+    """Return one `table` environment for each table of the overview, with the rules of booktabs.
 
     Args:
         rows: Of any number of tables.
         loss: Accuracy that a setting may lose, in [0, 1].
+        columns: Their heads; by default those of `LATEX_COLUMNS` that hold something.
 
     Returns:
         LaTeX that needs `\\usepackage{booktabs}`.
+
+    Raises:
+        UserError: For a column that there is not, or a bad papers.toml.
     """
-    return "\n".join(map(_latex_overview, overviews.by_protocol(rows, loss)))
+    from bench.report.papers import papers_of
+
+    papers = papers_of("defense", (n for r in rows for n in r.defense.split("+")))
+    return "\n".join(
+        _latex_table(summary, place, columns, papers)
+        for summary in overviews.by_protocol(rows, loss)
+        for place in range(len(summary.heads))
+    )
 
 
-def _latex_overview(summary: overviews.Overview) -> str:
-    titles = "; ".join(f"{head.number}: {head.title}" for head in summary.heads)
-    caption = f"{' '.join(overviews.legend([summary]))} Tables: {titles}"
-    frame = frames.overview_texts(summary, lambda head: str(head.number)).drop(columns="settings")
-    return (
+def _latex_table(
+    summary: overviews.Overview,
+    place: int,
+    columns: Sequence[str],
+    papers: Mapping[str, Publication],
+) -> str:
+    ran, head = overviews.ranked(summary, place), summary.heads[place]
+    frame = frames.ranking_texts(ran)
+    members = [[(n, papers.get(n)) for n in name.split("+")] for name in frame["defense"]]
+    frame["defense"] = ["+".join(p.short if p else n for n, p in some) for some in members]
+    status = [dict.fromkeys(p.status for _, p in some if p and p.status) for some in members]
+    frame["status"] = ["; ".join(some) for some in status]
+    frame["leakage"] += frame.pop("signs")
+    for name in columns:
+        if name not in frame and name not in frames.OPTIONAL:
+            raise UserError(did_you_mean("column", name, [*frame.columns]))
+    frame = frame[[name for name in columns or LATEX_COLUMNS if name in frame]]
+    loss = f"{100 * summary.loss:g} points"
+    level = explain.interval_words([v.row for _, v in ran if v.row])
+    below = overviews.explain_signs([v for _, v in ran], loss, {*frames.OPTIONAL} - {*frame})
+    whole = (
         frame.map(latex)
         .rename(columns=latex)
         .to_latex(
             index=False,
             escape=False,
             column_format="l" + "r" * (frame.shape[1] - 1),
-            caption=f"{latex(caption)}.",
-            label=f"tab:leakbench-overview-{summary.protocol}",
+            caption=latex(_CAPTION.format(title=head.title, loss=loss, level=level)),
+            label=f"tab:leakbench-{summary.protocol}-{head.number}",
         )
     )
+    legend = "".join(f"\\par\\footnotesize {latex(line)}\n" for line in below)
+    return whole.replace("\\end{tabular}\n", f"\\end{{tabular}}\n{legend}")
