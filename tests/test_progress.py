@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from bench.harness.keys import Keys
 from bench.harness.plan import Plan
 from bench.harness.store import Store
 from bench.records import NoResult
+from bench.report.console import PlainConsole
 from tests.runs import planned
 
 
@@ -50,6 +52,22 @@ def test_without_a_terminal_lines_tell_of_the_way_and_of_the_time_left(
     assert all(line.endswith(" left") for line in lines[:-1])
     assert lines[-1] == f"{total} of {total} done, 0 failed"
     assert not any("left" in line for line in _lines(plan, keys, store))  # nothing was run
+
+
+def test_a_notebook_gets_plain_lines_though_it_asks_for_colours(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    assert PlainConsole(file=io.StringIO()).is_terminal
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    plan, keys = planned(tiny())
+    text = io.StringIO()
+    with progress.live(plan, PlainConsole(file=text)) as on_progress:
+        runner.run(
+            plan, Store(tmp_path / "out"), keys, executor=without_work, on_progress=on_progress
+        )
+    assert text.getvalue().count(" done, 0 failed") == 10
+    assert "\x1b" not in text.getvalue()
 
 
 def test_a_line_comes_after_a_minute_of_silence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,9 @@ class PlainConsole(Console):
     terminal would obey."""
 
     def __init__(self, **settings: Any) -> None:
+        if "ipykernel" in sys.modules:
+            # Notebooks set FORCE_COLOR, for which rich writes a bar's escape codes into the cell.
+            settings |= {"force_jupyter": False, "force_terminal": False}
         super().__init__(markup=False, emoji=False, **settings)
 
     def on_broken_pipe(self) -> None:
