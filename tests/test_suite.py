@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from bench import suite as suites
 from bench.harness.plan import expand
+from tests.small_folders import leakbench
 
 
 def test_shipped_suites_load_and_describe_themselves() -> None:
@@ -17,6 +21,17 @@ def test_shipped_suites_load_and_describe_themselves() -> None:
         loaded = suites.read_suite(name)
         assert loaded.name == name
         assert loaded.description
+
+
+def test_editors_get_a_schema_that_fits_the_shipped_files_and_no_unknown_key() -> None:
+    code, text = leakbench("list", "suites", "--schema")
+    assert code == 0, text
+    validator = jsonschema.validators.validator_for(json.loads(text))(json.loads(text))
+    for file in Path(suites.__file__).with_name("suites").glob("*.toml"):
+        validator.validate(tomllib.loads(file.read_text()))
+    found = [e.message for e in validator.iter_errors({"name": "a", "version": 1, "sead": 0})]
+    assert any("'sead' was unexpected" in message for message in found)
+    assert leakbench("list", "--schema")[0] == 2
 
 
 def test_quick_runs_every_attack_and_the_shipped_suites_every_defense(registry) -> None:  # type: ignore[no-untyped-def]

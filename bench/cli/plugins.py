@@ -24,11 +24,21 @@ def list_(
     settings: Annotated[
         bool, typer.Option("--settings", help="With the settings of each.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Of suites: print the JSON schema, for editors.")
+    ] = False,
     as_json: AsJson = False,
     plugin: PluginFile = None,
 ) -> None:
     """List defenses, attacks, datasets, models and suites, broken plugins with their reason."""
     with plain_errors():
+        if schema:
+            from bench.suite import Suite
+
+            if what != "suites":
+                raise UserError("--schema is that of suite files: leakbench list suites --schema.")
+            typer.echo(json.dumps(Suite.model_json_schema(), indent=1))
+            return
         from rich.text import Text
 
         from bench.names import did_you_mean
