@@ -13,7 +13,7 @@ import pytest
 from bench import suite as suites
 from bench.harness import launch
 from bench.harness.environment import Environment
-from bench.harness.forecast import Costs, group_of, read_finished, read_shipped
+from bench.harness.forecast import Cost, Costs, Group, group_of, read_finished, read_shipped
 from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import (
@@ -130,6 +130,18 @@ def test_the_shipped_costs_tell_what_the_published_run_of_quick_took() -> None:
     known = Costs([read_shipped()], Environment())
     costs = [known.of(job) for job in (*made.trainings, *made.cells)]
     assert sum(cost.seconds for cost in costs if cost) == pytest.approx(seconds, rel=0.2)
+
+
+def test_an_unmeasured_defense_costs_what_others_do_on_its_network() -> None:
+    groups = {"none": ("lenet", 1.0), "spm": ("lenet", 3.0), "pm_sfl": ("resnet18", 50.0)}
+    measured = [
+        Cost(Group("train", "cpu", name, "fedavg", model), seconds, True, 1.0)
+        for name, (model, seconds) in groups.items()
+    ]
+    job = expand(suites.read_suite("first", ["tasks.0.model=lenet"])).trainings[-1]
+    cost = require(Costs([measured], Environment()).of(job))
+    work = job.protocol.rounds * job.protocol.participants
+    assert cost.seconds == pytest.approx(2.0 * work)
 
 
 # --- what is printed ------------------------------------------------------------------------

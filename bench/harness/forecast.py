@@ -30,8 +30,13 @@ from bench.records import (
     to_json,
 )
 
-_SHARED = (5, 3, 2)
-"""How many leading parts of their groups two jobs share, the most similar first."""
+_SHARED = ((0, 1, 2, 3, 4), (0, 1, 2), (0, 1, 3, 4), (0, 1))
+"""Which parts of their groups two jobs share, the most similar first: of a plugin that was never
+measured, others tell on the same network."""
+
+
+_Key: TypeAlias = tuple[tuple[int, str], ...]
+"""Some parts of a group, with their places."""
 
 
 class Group(NamedTuple):
@@ -66,6 +71,10 @@ def group_of(job: TrainJob | AttackJob, device: str) -> Group:
         return group_of(job.train, device)._replace(stage="attack", plugin=job.attack)
     task, kind = job.task, device.split(":")[0]
     return Group("train", kind, job.defense, job.protocol.name, task.model)
+
+
+def _keys_of(group: Group) -> list[_Key]:
+    return [tuple((place, group[place]) for place in shared) for shared in _SHARED]
 
 
 def threat_size(job: AttackJob) -> float:
@@ -145,15 +154,15 @@ class Costs:
 
     def __init__(self, sources: Iterable[Iterable[Cost | None]], env: Environment) -> None:
         self._env = env
-        self._near: dict[tuple[str, ...], list[Cost]] = {}
+        self._near: dict[_Key, list[Cost]] = {}
         for source in sources:
-            near = defaultdict[tuple[str, ...], list[Cost]](list)
+            near = defaultdict[_Key, list[Cost]](list)
             groups = defaultdict[Group, list[Cost]](list)
             for measured in filter(None, source):
                 groups[measured.group].append(measured)
             for cost in map(_middle, groups.values()):
-                for shared in _SHARED:
-                    near[cost.group[:shared]].append(cost)
+                for key in _keys_of(cost.group):
+                    near[key].append(cost)
             self._near = {**near, **self._near}
         self._steps = dict[str, int]()
 
@@ -166,7 +175,7 @@ class Costs:
             protocol = job.protocol
             work = float(protocol.rounds * protocol.participants * self._local_steps(job))
         group = group_of(job, self._env.device)
-        near = (self._near.get(group[:shared]) for shared in _SHARED)
+        near = map(self._near.get, _keys_of(group))
         costs = [
             c._replace(seconds=c.seconds * (work if c.grows else 1), grows=False)
             for c in next(filter(None, near), [])
