@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +28,6 @@ from bench.report.escaping import latex
 PAPERS = "papers.toml"
 Status = Literal["as published", "differs from the paper", "baseline", "deployed", "known to fail"]
 """How an implementation stands to its paper; defenses/papers.toml says when each holds."""
-_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"'}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +64,13 @@ class Publication:
         first = self.authors.split(" and ")[0]
         surname = first.split(",")[0] if "," in first else first.split(" ")[-1]
         word = next(iter(re.findall(r"[^\W_]+", self.title)), "")
-        key = re.sub(r"[^a-z0-9]", "", _plain(f"{surname}{self.year or ''}{word}").lower())
+        key = re.sub(r"[^a-z0-9]", "", f"{surname}{self.year or ''}{word}".lower())
+        arxiv = self.venue == "arXiv"
         return _entry(
-            "misc",
-            key,
-            author=_accented(self.authors),
-            title=f"{{{_accented(self.title)}}}",
-            howpublished="" if self.venue == "arXiv" else _accented(self.venue),
-            year=str(self.year or ""),
-            eprint=self.arxiv,
-            archiveprefix="arXiv" if self.arxiv else "",
-            doi=self.doi,
-            url=self.url,
-        )
+            "misc", key, author=latex(self.authors), title=f"{{{latex(self.title)}}}",
+            howpublished="" if arxiv else latex(self.venue), year=str(self.year or ""),
+            eprint=self.arxiv, archiveprefix="arXiv" * bool(self.arxiv), doi=self.doi, url=self.url,
+        )  # fmt: skip
 
 
 def publication_of(cls: Callable[..., Any], name: str | None = None) -> Publication | None:
@@ -146,15 +138,12 @@ def publications(rows: Sequence[Row]) -> list[Publication]:
 def to_bibtex(rows: Sequence[Row], run: Run) -> str:
     """Return BibTeX of leakbench, with the run's suite, and of its rows' `publications`."""
     seeds = ", ".join(map(str, run.seeds))
+    title = "what privacy defenses for federated and split learning protect, and what they cost"
+    note = latex(f"suite {run.title}, {run.device or 'unknown device'}, seeds {seeds}")
     own = _entry(
-        "software",
-        "leakbench",
-        author="{The leakbench developers}",
-        title="{leakbench: what privacy defenses for federated and split learning protect, "
-        "and what they cost}",
-        version=bench.__version__,
-        note=latex(f"suite {run.title}, {run.device or 'unknown device'}, seeds {seeds}"),
-    )
+        "software", "leakbench", author="{The leakbench developers}",
+        title=f"{{leakbench: {title}}}", version=bench.__version__, note=note,
+    )  # fmt: skip
     return "\n".join([own, *(p.bibtex for p in publications(rows))])
 
 
@@ -170,14 +159,3 @@ def _loader(name: str) -> Callable[..., Any] | None:
 def _entry(kind: str, key: str, **fields: str) -> str:
     lines = [f"  {name} = {{{value}}},\n" for name, value in fields.items() if value]
     return f"@{kind}{{{key},\n{''.join(lines)}}}\n"
-
-
-def _accented(text: str) -> str:
-    """The text for LaTeX, with letters such as ä as commands, which old BibTeX needs."""
-    pattern = rf"(\w)([{''.join(_ACCENTS)}])"
-    decomposed = unicodedata.normalize("NFD", latex(text))
-    return re.sub(pattern, lambda m: f"{{\\{_ACCENTS[m[2]]}{m[1]}}}", decomposed)
-
-
-def _plain(text: str) -> str:
-    return "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))

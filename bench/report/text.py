@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jinja2 import StrictUndefined, Template
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from bench.report.papers import Publication
+
+    _Papers: TypeAlias = Mapping[str, Publication]
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
@@ -174,10 +176,7 @@ def overview_to_latex(
 
 
 def _latex_table(
-    summary: overviews.Overview,
-    place: int,
-    columns: Sequence[str],
-    papers: Mapping[str, Publication],
+    summary: overviews.Overview, place: int, columns: Sequence[str], papers: _Papers
 ) -> str:
     ran, head = overviews.ranked(summary, place), summary.heads[place]
     frame = frames.ranking_texts(ran)
@@ -194,15 +193,11 @@ def _latex_table(
     level = explain.interval_words([v.row for _, v in ran if v.row])
     below = overviews.explain_signs([v for _, v in ran], loss, {*frames.OPTIONAL} - {*frame})
     whole = (
-        frame.map(latex)
-        .rename(columns=latex)
-        .to_latex(
-            index=False,
-            escape=False,
-            column_format="l" + "r" * (frame.shape[1] - 1),
+        frame.map(latex).rename(columns=latex).to_latex(
+            index=False, escape=False, column_format="l" + "r" * (frame.shape[1] - 1),
             caption=latex(_CAPTION.format(title=head.title, loss=loss, level=level)),
             label=f"tab:leakbench-{summary.protocol}-{head.number}",
         )
-    )
+    )  # fmt: skip
     legend = "".join(f"\\par\\footnotesize {latex(line)}\n" for line in below)
     return whole.replace("\\end{tabular}\n", f"\\end{{tabular}}\n{legend}")
