@@ -91,7 +91,7 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
                 _settings(p.cls),
                 source=getattr(p.cls, "source", ""),
                 paper=paper(name, p.cls),
-            )  # fmt: skip
+            )
             for name, p in usable
         ]
         return entries + [
