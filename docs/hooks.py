@@ -25,6 +25,8 @@ fact that has no line, or a line that belongs to none, ends the build.
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
     formulas             lines `what | LaTeX or "words" | equation of the paper`, as MathML
+    checksums            of the files of data sets: what their loaders compare, what is installed, and
+                         lines `digest  file` of the rest
     cuts                 stages after which each network may be cut
     hooks                every hook of a defense, when it is called and how those of a+b chain
 """
@@ -551,6 +553,42 @@ def cuts(_: Sequence[str], __: str) -> str:
     return table(["model", "parameters (of samples, 10 classes)", "cuts"], rows)
 
 
+def checksums(_: Sequence[str], body: str) -> str:
+    import hashlib
+
+    import sklearn.datasets
+    from skimage.data._registry import registry as photographs
+    from torchvision import datasets
+
+    from bench.data.standard import TORCHVISION
+
+    lines = ["# MD5, compared by torchvision"]
+    for name, cls in TORCHVISION.items():
+        of = getattr(datasets, cls)
+        files = getattr(of, "resources", None) or [
+            *([(of.filename, of.tgz_md5)] if hasattr(of, "tgz_md5") else []),
+            *(getattr(of, "train_list", None) or []),
+            *(getattr(of, "test_list", None) or []),
+            *[v[1:] for k, v in getattr(of, "split_list", {}).items() if k != "extra"],
+        ]
+        lines += [f"{md5}  {name}/{file}" for file, md5 in files]
+    lines += ["", "# SHA-256, compared by scikit-image"]
+    names = "astronaut.png chelsea.png coffee.png rocket.jpg retina.jpg ihc.png"
+    for file in f"{names} hubble_deep_field.jpg motorcycle_left.png".split():
+        lines.append(f"{photographs[f'data/{file}']}  photos/{file}")
+    lines += ["", "# SHA-256, computed for this page from the installed scikit-learn"]
+    folder = Path(sklearn.datasets.__file__).parent
+    for name, file in (
+        ("digits", "data/digits.csv.gz"),
+        ("breast_cancer", "data/breast_cancer.csv"),
+        ("photos", "images/china.jpg"),
+        ("photos", "images/flower.jpg"),
+    ):
+        digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        lines.append(f"{digest}  {name}/{Path(file).name}")
+    return code("\n".join([*lines, "", *body.splitlines()]))
+
+
 def example_of(name: str) -> Any:
     """A network for ten classes of images, or of signals if it takes no images."""
     from bench import models
@@ -611,6 +649,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "commands": commands,
     "catalogue": catalogue,
     "formulas": formulas,
+    "checksums": checksums,
     "cuts": cuts,
     "hooks": hooks,
 }
