@@ -18,6 +18,8 @@ fact that has no line, or a line that belongs to none, ends the build.
     advice SUITE PROTOCOL NAME ..
                          what each table of its last round under a protocol says to use, of all
                          defenses or of the named ones
+    strips SUITE PLACE   lines `defense | caption` (or `truth`): its images from docs/reconstructions.py,
+                         and its leakage in that table of the overview under the first protocol
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
     published            attacks' published figures beside ours, of all files in results/published
@@ -482,6 +484,25 @@ def overview(names: Sequence[str], _: str) -> str:
     return "\n\n".join(parts)
 
 
+def strips(names: Sequence[str], body: str) -> str:
+    from bench.report import overview as overviews
+
+    suite, place = names
+    lines = overviews.by_protocol(reference(suite))[0].lines
+    leakage = {line.defense: line.verdicts[int(place)].leakage for line in lines} | {"truth": ""}
+    figures = []
+    for line in filter(None, body.splitlines()):
+        name, caption = (part.strip() for part in line.split("|"))
+        if name not in leakage:
+            raise ValueError(f"results/{suite} has no row of {name}.")
+        found = f"<br>leakage {leakage[name]}" if leakage[name] else ""
+        figures.append(
+            f'<figure><figcaption>{html.escape(caption)}{found}</figcaption>'
+            f'<img src="img/{name}.png" alt="{html.escape(caption)}"></figure>'
+        )
+    return f'<div class="strips">{"".join(figures)}</div>\n'
+
+
 def advice(names: Sequence[str], _: str) -> str:
     from bench.report import overview as overviews
     from bench.report.advice import advise
@@ -643,6 +664,7 @@ MAKERS: dict[str, Callable[[Sequence[str], str], str]] = {
     "tasks": tasks,
     "overview": overview,
     "advice": advice,
+    "strips": strips,
     "board": board,
     "printed": printed,
     "published": published,

@@ -2,11 +2,10 @@
 
 FOLDER is the result folder, with its artifacts, of
 
-    leakbench run quick --set "seeds=[0, 1, 2]" --only task=0 --device cpu
+    leakbench run quick --only task=0 --only seed=0 --only checkpoint=final --device cpu
 
-Writes docs/img/NAME.png, the first eight victims of the first seed side by side, for the truth and
-for each of `SHOWN` after the last round, reconstructed by the attack that ranks the row. Prints
-each row's leakage and the attack.
+Writes docs/img/NAME.png, the first eight victims side by side, for the truth and for each defense
+of `SHOWN`, reconstructed by the attack that ranks its row. Prints each row's leakage and attack.
 """
 
 from __future__ import annotations
