@@ -18,7 +18,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     advice SUITE PROTOCOL NAME ..
                          what each table of its last round under a protocol says to use, of all
                          defenses or of the named ones
-    strips SUITE PLACE   lines `defense | caption` (or `truth`): its images from docs/reconstructions.py,
+    strips SUITE PLACE   lines `defense | caption` (or `truth`): its images (docs/reconstructions.py)
                          and its leakage in that table of the overview under the first protocol
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
@@ -27,8 +27,8 @@ fact that has no line, or a line that belongs to none, ends the build.
     catalogue KIND       what `leakbench list KIND` says
     others KIND          sections, from their docstrings, of plugins that no page has settings of
     formulas             lines `what | LaTeX or "words" | equation of the paper`, as MathML
-    checksums            of the files of data sets: what their loaders compare, what is installed, and
-                         lines `digest  file` of the rest
+    checksums            of the files of data sets: what their loaders compare, what is installed,
+                         and lines `digest  file` of the rest
     cuts                 stages after which each network may be cut
     hooks                every hook of a defense, when it is called and how those of a+b chain
 """
@@ -497,7 +497,7 @@ def strips(names: Sequence[str], body: str) -> str:
             raise ValueError(f"results/{suite} has no row of {name}.")
         found = f"<br>leakage {leakage[name]}" if leakage[name] else ""
         figures.append(
-            f'<figure><figcaption>{html.escape(caption)}{found}</figcaption>'
+            f"<figure><figcaption>{html.escape(caption)}{found}</figcaption>"
             f'<img src="img/{name}.png" alt="{html.escape(caption)}"></figure>'
         )
     return f'<div class="strips">{"".join(figures)}</div>\n'
