@@ -18,7 +18,7 @@ fact that has no line, or a line that belongs to none, ends the build.
     advice SUITE PROTOCOL NAME ..
                          what each table of its last round under a protocol says to use, of all
                          defenses or of the named ones
-    strips SUITE PLACE   lines `defense | caption` (or `truth`): its images (docs/reconstructions.py)
+    strips SUITE PLACE   lines `defense | caption` (or `truth`): images by docs/reconstructions.py
                          and its leakage in that table of the overview under the first protocol
     board SUITE PLACE .. one of its tables as the terminal shows it, or only the named defenses
     printed PAPER TABLE  a table of a paper beside what its reference run measured
