@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +32,8 @@ from bench.report import (
     html,
     pictures,
 )
+from bench.report.boards import board_of
+from bench.report.columns import Shown
 from bench.report.text import to_leaderboard_json
 from tests.conftest import TINY
 
@@ -126,10 +130,19 @@ def printed(tables: Iterable[Any]) -> str:
     return console.export_text()
 
 
-def blocks(text: str, kind: str) -> list[Any]:
-    """JSON blocks of a class."""
-    texts = re.findall(rf'<script type="application/json" class="{kind}">(.*?)</script>', text)
-    return [json.loads(f) for f in texts]
+def block(text: str, name: str) -> Any:
+    """Return what a data block of a page holds."""
+    ((kind, written),) = re.findall(
+        rf'<script type="application/(json|gzip)" id="{name}">(.*?)</script>', text
+    )
+    return json.loads(gzip.decompress(base64.b64decode(written)) if kind == "gzip" else written)
+
+
+def cells_of(rows: Sequence[Row]) -> list[dict[str, Shown]]:
+    """Return what the page's leaderboard shows of each row, by column."""
+    board = board_of({"": rows})
+    names = [column.name for column in board.columns]
+    return [dict(zip(names, line.cells, strict=True)) for line in board.lines]
 
 
 def as_json(rows: Any) -> Any:

@@ -11,8 +11,8 @@ import bench
 from bench.errors import UserError
 from bench.protocols.settings import ThreatSettings, evenly, rounds_before
 from bench.report import figures
-from bench.report.boards import boards
 from bench.report.plots import courses
+from bench.report.tables import tables
 from bench.suite import read_suite
 from tests.conftest import TINY, changed
 
@@ -67,7 +67,7 @@ def test_a_round_in_between_is_attacked_like_the_first_and_the_last(results: ben
     assert list(bare) == ["init", "round-3", "final"]
     # One sample, a first dense layer with bias: solved exactly.
     assert all(leakage["mean"] > 0.9 for leakage in bare.values())
-    titles = [b.title for b in boards(results._files.rows)]
+    titles = [title for title, _ in tables(results._files.rows)]
     assert [t.rpartition(" · ")[2] for t in titles] == [
         "init round",
         "after 3 rounds",
@@ -81,10 +81,10 @@ def test_a_report_draws_what_was_measured_beside_the_last_rounds_table(
     results: bench.Results, tmp_path: Path
 ) -> None:
     rows = results._files.rows
-    by_checkpoint = {b.rows[0].checkpoint: b for b in boards(rows)}
+    by_checkpoint = {members[0].checkpoint: members for _, members in tables(rows)}
     drawn = {
-        c: [n for n in figures.of_table(b.rows, rows) if n.startswith("over")]
-        for c, b in by_checkpoint.items()
+        c: [n for n in figures.of_table(members, rows) if n.startswith("over")]
+        for c, members in by_checkpoint.items()
     }
     assert drawn == {
         "init": [],

@@ -20,7 +20,7 @@ from bench.harness.store import Store
 from bench.metrics import floors, score
 from bench.metrics.named import METRICS, Metric
 from bench.records import AttackRecord, Cell, Run, TrainRecord
-from bench.report.boards import boards, details
+from bench.report.boards import details
 from bench.report.frames import to_csv
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
@@ -181,7 +181,7 @@ def test_a_new_metric_is_one_entry_and_needs_no_attack_again(
     assert {"worst_pixel", "worst_pixel_floor"} <= set(results.attacks().columns)
     shown = rows(store.folder)
     assert "worst_pixel_lo" in to_csv(shown).splitlines()[0]
-    assert "worst_pixel" in details(boards(shown)[0])["metrics"]
+    assert "worst_pixel" in details(shown)["metrics"]
 
 
 def test_an_answer_without_scores_is_no_result_yet(run: RunIt, tiny: Callable[..., Path]) -> None:

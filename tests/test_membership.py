@@ -16,7 +16,6 @@ from bench.harness.membership import infer_shares, standardise, trace_curve
 from bench.protocols.settings import ThreatSettings
 from bench.records import Membership
 from bench.report import figures
-from bench.report.boards import boards
 from bench.report.columns import board_columns
 from tests.conftest import TINY, changed
 
@@ -65,9 +64,9 @@ def test_too_few_others_are_a_reason_and_no_figure(results: bench.Results) -> No
 def test_tables_and_figures_show_it_where_it_was_measured(results: bench.Results) -> None:
     frame = results.leaderboard(wide=True)
     assert frame["membership"].max() > 0.95
-    (board,) = boards(results._rows())
-    assert "membership" in [column.name for column in board_columns(board.rows)]
-    assert "membership" in figures.of_table(board.rows, board.rows)
+    rows = results._rows()
+    assert "membership" in [column.name for column in board_columns(rows)]
+    assert "membership" in figures.of_table(rows, rows)
 
 
 def test_coefficients_are_those_of_least_squares_without_noise() -> None:

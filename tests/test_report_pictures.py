@@ -25,7 +25,7 @@ from bench.report import (
 )
 from tests.conftest import TINY, changed, run_suite
 from tests.made_rows import (
-    blocks,
+    block,
     interval,
     page,
     row,
@@ -87,7 +87,7 @@ def test_pictures_show_truth_and_reconstruction_of_the_first_victims(folder: Pat
         expected = (tensors[name][:, 0, 0] * 255).round().numpy()
         assert (np.hstack(list(expected)) == strip).all()
     text = page(*leaderboard.rows(folder), album=album)
-    (own,) = blocks(text, "pictures")
+    own = block(text, "album")
     assert sorted(c["row"] for c in own["cells"]) == [0, 0, 1, 1]
     assert "The first 8 victims in the run&#39;s order, of the first seed" in text
     assert len(album["sprites"]) < 2 * len(album["cells"])  # one truth for all settings
@@ -163,7 +163,7 @@ def test_records_are_shown_as_numbers(tmp_path: Path) -> None:
     assert record["features"] == tensors["truth"].shape[-1] == 30
     first = tensors["truth"][:4, 0, :10].numpy()
     assert np.array(record["truth"]) == pytest.approx(first, rel=6e-3)
-    (own,) = blocks(page(*leaderboard.rows(out), album=album), "pictures")
+    own = block(page(*leaderboard.rows(out), album=album), "album")
     assert len(own["records"]) == 2 * 2
 
 

@@ -16,7 +16,6 @@ from bench.records import (
     Row,
 )
 from bench.report import (
-    boards,
     columns,
     plots,
     site,
@@ -26,6 +25,7 @@ from bench.report.text import markdown
 from tests.made_rows import (
     SUITE,
     attack,
+    cells_of,
     flag,
     interval,
     page,
@@ -77,9 +77,9 @@ def test_errors_of_records_leak_less_the_larger_they_are() -> None:
             record("open", 1e-8, 0.9)]  # fmt: skip
     figure = plots.pareto(rows)
     assert front_of(figure) == pytest.approx(np.array([(0.5, 0.6), (1.0, 0.9)]))
-    (board,) = boards.boards(rows)
-    assert board.lines[2][8].text == "1e-8"
-    assert [line[0].text for line in board.lines] == ["0.5", "0.9", "1.0"]
+    shown = cells_of(rows)
+    assert shown[2]["analytic MSE"].text == "1e-8"
+    assert [cells["leakage"].text for cells in shown] == ["0.5", "0.9", "1.0"]
 
 
 def of_records(defense: str = "none", **more: Any) -> Row:
@@ -98,8 +98,8 @@ def test_errors_of_records_read_the_same_in_markdown_and_page_and_are_explained(
     exact = "6.68e-17 [3.2e-20, 1.3e-16]"
     assert f"| 1.0 [0.4, 1.0] | MSE {exact} analytic |" in text
     assert f"| MSE 0.09/4e-3 | {exact} | 0.523 [0.39, 1e2] |" in text
-    ((line,),) = [b.lines for b in boards.boards(rows)]
-    shown = [(c.text, c.small) for c in line if "[" in c.small and c.text != "0.900"]
+    (cells,) = cells_of(rows)
+    shown = [(c.text, c.small) for c in cells.values() if "[" in c.small and c.text != "0.900"]
     assert shown == [("1.0", "[0.4, 1.0]"), ("MSE 6.68e-17", "[3.2e-20, 1.3e-16] analytic"),
                      ("6.68e-17", "[3.2e-20, 1.3e-16]"), ("0.523", "[0.39, 1e2]")]  # fmt: skip
     for legend in (text, terminal.legend(rows)):
@@ -156,9 +156,9 @@ def test_a_part_of_a_suite_shows_the_seeds_that_were_run() -> None:
     shown = page(row(seeds=(0, 2)), run=run)
     assert "<dt>Seeds</dt><dd>0, 2 (95 % interval over seeds and victims)" in shown
     entry = object.__new__(site.Published)
-    known = {"name": "a", "run": run, "rows": [], "missing": [], "subjects": {}}
+    known = {"name": "a", "run": run, "rows": [], "missing": []}
     vars(entry).update(known, submission=None, verified=None)
-    assert "seeds 0, 2" in site.index([entry])
+    assert "seeds 0, 2" in site.pages([entry])["index.html"]
 
 
 def test_attacks_without_room_in_a_terminal_have_a_table_below_and_no_flag_is_lost() -> None:

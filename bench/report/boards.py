@@ -1,72 +1,237 @@
-"""The leaderboard's tables as the page shows them, and what an opened row shows."""
+"""The leaderboard as the page shows it, and what an opened row shows."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+from markupsafe import Markup
+
+from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain
-from bench.report.columns import Column, Shown, board_columns, has_spared
-from bench.report.costs import parts
+from bench.report.columns import LEAKAGE, NOTHING, Column, Shown, board_columns
+from bench.report.costs import COSTS, CostColumn, parts
+from bench.report.leaderboard import row_id
+from bench.report.overview import Verdict, epsilon_words, times
+from bench.report.papers import Publication, defense_papers
 from bench.report.tables import tables
+from bench.report.verdicts import find_undefended, has_use
 
-AT_ONCE = 100
-"""Rows of a table that are shown until the reader asks for all of them."""
 DIGITS = 4
 """Significant digits on the page, one less of bounds; leaderboard.json has all of them."""
+ID = 12
+"""Characters of `row_id` that name a row in an address."""
+_ALWAYS, _FROM_TABLET, _FROM_LAPTOP, _FROM_DESKTOP = 0, 640, 1000, 1400
+_SHOWN_FROM = {
+    "defense": _ALWAYS,
+    "task": _FROM_TABLET,
+    "leakage": _ALWAYS,
+    "recognised": _ALWAYS,
+    "accuracy drop": _FROM_TABLET,
+    **dict.fromkeys(("epsilon", *(c.title for c in COSTS.values()), "status"), _FROM_LAPTOP),
+    "flags": _FROM_DESKTOP,
+}
+"""Columns shown at first, in their order, and from which width of the window in px."""
+_SHORT = {*_SHOWN_FROM, "suite", "paper", "venue", "year"} - {"flags"}
+"""Columns of a leaderboard whose rows lead to reports, where the others are."""
+_TEXTS = ("defense", "task", "suite", "paper", "venue", "status", "flags")
+"""Columns that sort as text."""
 
 
-@dataclass(frozen=True)
-class Board:
-    """One table of the page.
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of the leaderboard.
 
     Attributes:
-        id: Of its section.
-        title: As of `tables`.
-        rows: Its rows.
+        row: The row.
+        id: Its permanent name on the page.
+        table: Number of its table in its report, from 1.
+        address: Of the report that opens it; "" for this page.
+        cells: By column.
+        forest: Its leakage with the interval, drawn between baseline and perfect copy.
+        useful: See `has_use`.
     """
 
+    row: Row
     id: str
-    title: str
-    rows: Sequence[Row]
+    table: int
+    address: str
+    cells: Sequence[Shown]
+    forest: Markup
+    useful: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The rows of one or more reports in one table. attacks_first: whether attacks' columns are
+    shown unless the reader chooses others."""
+
+    columns: Sequence[Column]
+    lines: Sequence[Line]
+    attacks_first: bool
+
+    def shown_from(self, column: Column) -> int | None:
+        """Return the width from which a column is shown at first; None: only when chosen."""
+        if column.attack and self.attacks_first:
+            return _FROM_TABLET
+        return _SHOWN_FROM.get(column.name)
+
+    def is_text(self, column: Column) -> bool:
+        """Return whether a column sorts as text."""
+        return column.name in _TEXTS
 
     @cached_property
-    def columns(self) -> list[Column]:
-        """From the marks to the flags."""
-        return board_columns(self.rows)
-
-    @cached_property
-    def lines(self) -> list[list[Shown]]:
-        """What the columns between the defense and the flags show, by row."""
-        return [[column.shown(row) for column in self.columns[2:-1]] for row in self.rows]
+    def reasons(self) -> dict[str, int]:
+        """Numbers of the reasons that cells without a figure show when pressed."""
+        reasons = (cell.reason for line in self.lines for cell in line.cells if cell.reason)
+        return {reason: number for number, reason in enumerate(dict.fromkeys(reasons))}
 
     @property
-    def threats(self) -> list[str]:
-        """A line on each."""
-        return list(dict.fromkeys(t for r in self.rows for t in r.threat.split("; ") if t))
-
-    @property
-    def spared(self) -> bool:
-        """Whether a figure holds earlier attacks' answers."""
-        return any(has_spared(entry) for row in self.rows for entry in row.attacks.values())
-
-    @property
-    def flags(self) -> dict[str, str]:
-        """Every flag of the table in full, with what it means."""
-        flags = (flag for row in self.rows for flag in row.flags)
-        return {explain.sentence(flag): explain.FLAGS[flag.code].why for flag in flags}
+    def filters(self) -> list[tuple[str, str, list[str]]]:
+        """Key in the address, label and values of each filter that has a choice."""
+        labels = {
+            "suite": "Suite", "protocol": "Protocol", "dataset": "Data", "model": "Model",
+            "checkpoint": "Round", "threat": "Threat", "defense": "Defense",
+        }  # fmt: skip
+        facts = [filter_values(line.row) for line in self.lines]
+        values = {
+            key: list(dict.fromkeys(v for known in facts for v in known[key].split("|") if v))
+            for key in labels
+        }
+        return [(key, labels[key], some) for key, some in values.items() if len(some) > 1]
 
 
-def boards(rows: Sequence[Row]) -> list[Board]:
-    """Return all tables in the order of the rows."""
-    numbered = enumerate(tables(rows), start=1)
-    return [Board(f"t{number}", title, members) for number, (title, members) in numbered]
+def filter_values(row: Row) -> dict[str, str]:
+    """Return what the filters compare; several threats are separated by |."""
+    names = ("suite", "protocol", "dataset", "model", "checkpoint", "defense")
+    threats = dict.fromkeys(text.partition(":")[0] for text in row.threat.split("; "))
+    return {name: str(getattr(row, name)) for name in names} | {"threat": "|".join(threats)}
+
+
+def board_of(
+    reports: Mapping[str, Sequence[Row]],
+    *,
+    keep: Callable[[Sequence[Row]], Sequence[Row]] = list,
+    attacks: Callable[[str], bool] | None = None,
+) -> Board:
+    """Return the leaderboard of some reports.
+
+    Args:
+        reports: Rows by the address of their report, "" for this page.
+        keep: Returns the rows of a table that it shows.
+        attacks: Of which attacks it has the scores, and shows them at first; None: it has every
+            column there is.
+    """
+    rows = [r for all_ in reports.values() for _, table in tables(all_) for r in keep(table)]
+    shown = [c for c in board_columns(rows) if not (attacks and c.attack) or attacks(c.attack)]
+    suites = {row.suite for row in rows}
+    papers = defense_papers(rows)
+    heads = _order([*shown, *_page_columns((), "", papers)], several=len(suites) > 1)
+    if attacks:
+        heads = [h for h in heads if h.attack or h.name in _SHORT]
+    lines = []
+    for address, members in reports.items():
+        for number, (title, table) in enumerate(tables(members), start=1):
+            bare = find_undefended(table)
+            own = [*board_columns(table, whole=True), *_page_columns(table, title, papers)]
+            by_key = {column.attack or column.name: column for column in own}
+            lines += [
+                Line(
+                    row=row,
+                    id=row_id(row)[:ID],
+                    table=number,
+                    address=address,
+                    cells=[_cell(h, by_key.get(h.attack or h.name), row) for h in heads],
+                    forest=_draw_forest(row.leak_interval, None if bare is None else bare.leak),
+                    useful=has_use(row),
+                )
+                for row in keep(table)
+            ]
+    return Board(columns=heads, lines=lines, attacks_first=attacks is not None)
+
+
+def _cell(head: Column, column: Column | None, row: Row) -> Shown:
+    """Show a row under a head by its own table's column, which may hold another metric."""
+    shown = NOTHING if column is None else column.shown(row)
+    if column is None or column.detail == head.detail or shown.reason or shown == NOTHING:
+        return shown
+    return replace(shown, text=f"{column.detail} {shown.text}", value="")
+
+
+def _page_columns(
+    table: Sequence[Row], title: str, papers: Mapping[str, Publication]
+) -> list[Column]:
+    """Return the columns that only the page has, for the rows of one table. papers: by defense."""
+    bare = find_undefended(table)
+
+    def signed(row: Row) -> Shown:
+        matched = bare is not None and set(bare.seeds) == set(row.seeds)
+        signs = Verdict(row=row, marks=row.marks, matched=matched).signs
+        return replace(LEAKAGE.shown(row), mark=signs)
+
+    def task(row: Row) -> Shown:
+        protocol, _, rest = title.partition(f" · {row.data} · {row.model} · ")
+        return Shown(text=f"{row.data} · {row.model}", beside=f"{protocol.split()[0]} · {rest}")
+
+    def multiple(cost: CostColumn, row: Row) -> Shown:
+        own, reference = cost.of(row), None if bare is None else cost.of(bare)
+        value = own / reference if own is not None and reference else None
+        return Shown(text=times(value), value="" if value is None else f"{value:.6g}")
+
+    def worth(row: Row) -> Shown:
+        value = "" if row.eps_record is None else f"{row.eps_record:g}"
+        return Shown(text=epsilon_words(row.eps_record), value=value)
+
+    def paper(field: str) -> Callable[[Row], Shown]:
+        def show(row: Row) -> Shown:
+            value = str(getattr(papers.get(row.defense), field, None) or "")
+            return Shown(text=value or "–", value=value)
+
+        return show
+
+    costs = COSTS.values()
+    return [
+        replace(LEAKAGE, shown=signed),
+        Column(name="task", note="task", shown=task),
+        Column(name="epsilon", note="proven", shown=worth),
+        *(Column(name=c.title, note=c.title, shown=partial(multiple, c)) for c in costs),
+        Column(name="suite", shown=lambda row: Shown(text=row.suite)),
+        Column(name="status", note="status", shown=paper("status")),
+        Column(name="paper", shown=paper("short")),
+        Column(name="venue", shown=paper("venue")),
+        Column(name="year", shown=paper("year")),
+    ]
+
+
+def _order(columns: Sequence[Column], *, several: bool) -> list[Column]:
+    """Return columns without repeated ones: those shown at first before the others, the flags last.
+    several: whether the rows are of several suites."""
+    named = {column.name: column for column in columns}
+    first = [name for name in _SHOWN_FROM if name in named and name != "flags"]
+    left_out = {*first, "marks", "flags", *(() if several else ("suite",))}
+    return [named[n] for n in (*first, *(n for n in named if n not in left_out), "flags")]
+
+
+def _draw_forest(value: Interval | None, bare: float | None) -> Markup:
+    """Draw a mean with its interval on a line from the baseline (0) to a perfect copy (100); a
+    second line stands where no defense is."""
+    if value is None:
+        return Markup("")
+    lo, mean, hi = (round(100 * min(max(v, -0.1), 1)) for v in (value.lo, value.mean, value.hi))
+    undefended = "" if bare is None else f'<path class="u" d="M{round(100 * bare)} 0v12"/>'
+    return Markup(
+        '<svg class="forest" viewBox="-12 0 116 12" aria-hidden="true">'
+        f'<path class="b" d="M0 0v12"/>{undefended}<path d="M{lo} 6H{hi}"/>'
+        f'<circle cx="{mean}" cy="6" r="3"/></svg>'
+    )
 
 
 # --- what an opened row shows ---------------------------------------------------------------
@@ -76,7 +241,7 @@ Place = Callable[[Any], int]
 """Numbers a JSON value."""
 
 
-def details(board: Board) -> dict[str, Any]:
+def details(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what opened rows show, for JSON. Most of it is the same in many rows, so every piece
     is kept once: integers under threat, words, reasons, flags, reason, floor and notes are its
     places."""
@@ -85,8 +250,14 @@ def details(board: Board) -> dict[str, Any]:
     def place(value: Any) -> int:
         return places.setdefault(json.dumps(value), len(places))
 
-    rows = [_row(row, place) for row in board.rows]
-    return {"pieces": list(map(json.loads, places)), "metrics": list(METRICS), "rows": rows}
+    lines = [_row(row, place) for row in rows]
+    return {"pieces": list(map(json.loads, places)), "metrics": list(METRICS), "rows": lines}
+
+
+def compress(value: Any) -> str:
+    """Return JSON as the page holds it, zipped, in base64."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _row(row: Row, place: Place) -> dict[str, Any]:

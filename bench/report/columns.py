@@ -323,10 +323,13 @@ def show_membership(row: Row) -> Shown:
 # --- the columns ------------------------------------------------------------------------------
 
 
+LEAKAGE = Column(
+    name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)
+)
 _COLUMNS = (
     Column(name="marks", note="marks", shown=_marks),
     Column(name="defense", shown=lambda row: Shown(text=row.setting)),
-    Column(name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)),
+    LEAKAGE,
     Column(
         name="recognised",
         note="recognised",

@@ -64,15 +64,18 @@ def overview_map(summary: Overview, *, width: str = "page") -> Figure:
     return figure
 
 
-def of_table(members: Sequence[Row], rows: Sequence[Row]) -> dict[str, Figure]:
-    """Return the figures of one table that stand on its page, by their names.
+def of_table(
+    members: Sequence[Row], rows: Sequence[Row], most: int | None = None
+) -> dict[str, Figure]:
+    """Return the figures of one table by their names.
 
     Args:
         members: Its rows.
         rows: All of the report.
+        most: Rows up to which accuracy against leakage is drawn; None: any number.
     """
     drawn = {}
-    if len(spots_of(members)) >= _LEAST:
+    if len(spots_of(members)) >= _LEAST and len(members) <= (most or len(members)):
         drawn["pareto"] = pareto(members, among=rows)
     if any(r.membership and r.membership.curve for r in members):
         drawn["membership"] = membership(members, rows)

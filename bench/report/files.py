@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.errors import UserError
 from bench.harness.store import Store, write_whole
@@ -21,9 +21,6 @@ from bench.records.text import to_json
 from bench.report import frames, leaderboard, text
 from bench.report.errata import with_errata
 from bench.report.overview import LOSS
-
-if TYPE_CHECKING:
-    from bench.report.subjects import Subject
 
 README = "README.md"
 
@@ -144,7 +141,12 @@ class Files:
             return frames.to_csv(self.rows)
         if format_ == "md":
             return text.markdown(self.rows, self.run, missing=self.missing)
-        return self.page_on(None)
+        from bench.report import html
+
+        return html.page(
+            self.rows, self.run, self.pictures,
+            as_json=self._json, missing=self.missing, standing=self.standing,
+        )  # fmt: skip
 
     def write(self, out: Path, formats: Sequence[str], *latex: Any) -> list[Path]:
         """Write the files of some formats of `FILES` and return their paths. latex: loss and
@@ -153,13 +155,3 @@ class Files:
         for path, name in zip(paths, formats, strict=True):
             write_whole(path, self.text(name, *latex))  # in place of a link, never through it
         return paths
-
-    def page_on(self, subject: Subject | None) -> str:
-        """The page on one subject, None for the whole report."""
-        from bench.report import html
-
-        rows = self.rows if subject is None else subject.rows_of(self.rows)
-        return html.page(
-            rows, self.run, self.pictures,
-            as_json=self._json, missing=self.missing, subject=subject, standing=self.standing,
-        )  # fmt: skip

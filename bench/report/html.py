@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,17 +21,18 @@ import bench
 from bench.records import Row, Run, short
 from bench.report import explain, overview, text
 from bench.report.advice import advise
-from bench.report.boards import AT_ONCE, Board, boards, details
+from bench.report.boards import ID, Board, board_of, compress, details, filter_values
+from bench.report.costs import COSTS
 from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures, walls
-from bench.report.tables import idle, work
-from bench.report.verdicts import has_use
-
-if TYPE_CHECKING:
-    from bench.report.subjects import Subject
+from bench.report.tables import tables, work
 
 _TEMPLATES = Path(__file__).with_name("templates")
+SHARED = "leaderboard.js"
+"""The script that a site's own pages share."""
+_MOST = 24
+"""Settings in a figure of accuracy against leakage: more make its legend longer than a screen."""
 _FIRST = 'document.documentElement.classList.add("on")'
 """Runs before the tables are laid out: what needs scripts shows, rows beyond the first hide."""
 
@@ -43,7 +44,6 @@ def page(
     *,
     as_json: str | None = None,
     missing: Sequence[str] = (),
-    subject: Subject | None = None,
     standing: str = "",
 ) -> str:
     """Return the whole page as text.
@@ -54,103 +54,92 @@ def page(
         pictures: Of the run.
         as_json: The rows as leaderboard.json, where that is at hand.
         missing: Sentences that say what is not there.
-        subject: What of the run the page is about, and `rows` are; None: all of it.
         standing: Whether anybody made the figures again.
     """
     as_json = as_json or text.to_leaderboard_json(rows)
-    digest = hashlib.sha256(as_json.encode()).hexdigest()
-    tables = boards(rows)
-    overall = subject is None or subject.overall
-    # The pages on subjects are many, and a plot takes half a second.
-    plots = [_plots(b, rows) if subject is None else [] for b in tables]
-    choices = overview.choices(rows) if overall else []
-    reasons = _reasons(tables)
-    over = explain.interval_words(rows) or "95 % interval"
-    texts = {k: t.replace("95 % interval", over) for k, t in explain.COLUMNS.items()}
-    style, script = (source(f"report.{kind}") for kind in ("css", "js"))
+    choices = overview.choices(rows)
+    said = [advice for c in choices for o in c if o.loss == overview.LOSS for advice in advise(o)]
+    board = board_of({"": rows})
+    shown = [line.row for line in board.lines]
+    return render(
+        "report.html",
+        board,
+        run=run,
+        missing=missing,
+        standing=standing,
+        digest=hashlib.sha256(as_json.encode()).hexdigest(),
+        most=_MOST,
+        tables=[_table_values(rows, *named, pictures) for named in tables(rows)],
+        said=said,
+        walls=walls(rows, pictures),
+        overviews=choices,
+        costs=overview.column_notes(),
+        signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
+        loss=overview.LOSS,
+        pictures=pictures,
+        details=compress(details(shown)),
+        album=_album(pictures, shown),
+    )
+
+
+def render(template: str, board: Board, *, shared: str | None = None, **values: Any) -> str:
+    """Fill in a template that has a leaderboard, with its style, scripts and words. shared: the
+    path to the folder of `SHARED`; None: the page holds its scripts."""
+    style = source("report.css")
+    own = [] if shared is not None else [source("dataTables.min.js"), source("report.js")]
+    scripts = [_FIRST, *own]
+    over = explain.interval_words([line.row for line in board.lines]) or "95 % interval"
+    notes = {cost.title: cost.note for cost in COSTS.values()} | dict(explain.COLUMNS)
+    texts = {k: t.replace("95 % interval", over) for k, t in notes.items()}
     return (
         environment()
-        .get_template("report.html")
+        .get_template(template)
         .render(
-            policy=policy(style, _FIRST, script),
+            policy=policy(style, *scripts, files=shared is not None),
             style=Markup(style),
-            first=Markup(_FIRST),
-            script=Markup(script),
-            at_once=AT_ONCE,
-            run=run,
-            missing=missing,
-            standing=standing,
-            made_by=run.versions.get("leakbench", bench.__version__),
-            digest=digest,
-            boards=[_board_values(b, pictures, p) for b, p in zip(tables, plots, strict=True)],
-            filters=_filters(rows),
+            scripts=list(map(Markup, scripts)),
+            script_file=None if shared is None else shared + SHARED,
+            board=board,
             texts=texts,
+            notes=_json({"columns": texts, "reasons": list(board.reasons)}),
             over=over,
-            reasons=reasons,
-            notes=_json({"columns": texts, "reasons": list(reasons)}),
-            subject=subject,
-            walls=walls(rows, pictures) if overall else [],
-            overviews=choices,
-            costs=overview.column_notes(),
-            signs=overview.legend([o for c in choices for o in c if o.loss == overview.LOSS]),
-            loss=overview.LOSS,
-            pictures=pictures,
+            made_by=bench.__version__,
+            **values,
         )
     )
 
 
-def _board_values(
-    board: Board, pictures: Pictures, plots: Sequence[tuple[str, Markup]]
+def _table_values(
+    rows: Sequence[Row], title: str, members: Sequence[Row], pictures: Pictures
 ) -> dict[str, Any]:
-    own = _own(pictures, board.rows)
+    """Return a table's title, threats, work, figures and attacks with reconstructions."""
+    from bench.report import figures, paper  # which take longer to import than a page takes
+
+    drawn = [
+        (figures.CHOICES[name], Markup(paper.image_of(f, f"{figures.CHOICES[name]}: {title}")))
+        for name, f in figures.of_table(members, rows, most=_MOST).items()
+    ]
+    own = {row_id(row) for row in members}
     return {
-        "board": board,
-        "plots": plots,
-        "details": _json(details(board)),
-        "pictures": _json(own) if own["cells"] or own["records"] else None,
-        "attacks": list(dict.fromkeys(c["attack"] for c in own["cells"])),
+        "title": title,
+        "rows": members,
+        "threats": list(dict.fromkeys(t for r in members for t in r.threat.split("; ") if t)),
+        "figures": drawn,
+        "attacks": list(dict.fromkeys(c["attack"] for c in pictures["cells"] if c["row"] in own)),
     }
 
 
-def _plots(board: Board, rows: Sequence[Row]) -> list[tuple[str, Markup]]:
-    """Return what each figure of a table shows, and the figure as an image element. rows: all of
-    the report."""
-    from bench.report import figures, paper  # which take longer to import than a page takes
-
-    by_name = figures.of_table(board.rows, rows)
-    named = [(figures.CHOICES[name], figure) for name, figure in by_name.items()]
-    return [(what, Markup(paper.image_of(f, f"{what}: {board.title}"))) for what, f in named]
-
-
-def _own(pictures: Pictures, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the pictures of what a table's rows show, on an attack's page of that attack alone;
-    rows are named by their place in the table."""
-    places = {row_id(r): i for i, r in enumerate(rows)}
-    cells, records = (
-        [
-            {**cell, "row": places[cell["row"]]}
-            for cell in pictures[kind]
-            if cell["row"] in places and cell["attack"] in rows[places[cell["row"]]].attacks
+def _album(pictures: Pictures, rows: Sequence[Row]) -> Markup | None:
+    """Return the reconstructions as JSON, None where there are none; rows are named by their
+    places."""
+    places = {row_id(row): place for place, row in enumerate(rows)}
+    kept = {
+        kind: [
+            {**cell, "row": places[cell["row"]]} for cell in pictures[kind] if cell["row"] in places
         ]
         for kind in ("cells", "records")
-    )
-    shown = sorted({cell[name] for cell in cells for name in ("truth", "images")})
-    sprites = {number: pictures["sprites"][number] for number in shown}
-    return {"sprites": sprites, "cells": cells, "records": records}
-
-
-def _filters(rows: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
-    """Return (key in the URL, label, values) of each select box."""
-    keys = ("protocol", "dataset", "model", "checkpoint", "defense")
-    labels = {"checkpoint": "Round"}
-    values = {k: list(dict.fromkeys(str(getattr(r, k)) for r in rows)) for k in keys}
-    return [(k, labels.get(k, k.capitalize()), options) for k, options in values.items()]
-
-
-def _reasons(tables: Sequence[Board]) -> dict[str, int]:
-    """Number the reasons that cells without a figure show when pressed."""
-    reasons = (cell.reason for b in tables for line in b.lines for cell in line if cell.reason)
-    return {r: i for i, r in enumerate(dict.fromkeys(reasons))}
+    }
+    return _json({"sprites": pictures["sprites"], **kept}) if any(kept.values()) else None
 
 
 @cache
@@ -165,8 +154,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
-    templates.filters |= {"chip": explain.chip, "useful": has_use, "work": work, "idle": idle}
-    templates.filters["advise"] = advise
+    templates.filters |= {"chip": explain.chip, "sentence": explain.sentence, "work": work}
+    templates.filters |= {"filters": filter_values, "row_id": lambda row: row_id(row)[:ID]}
     return templates
 
 
@@ -176,16 +165,18 @@ def source(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8").strip()
 
 
-def policy(style: str, *scripts: str) -> str:
-    """Return a content security policy that allows just this inline style and these scripts."""
+def policy(style: str, *scripts: str, files: bool = False) -> str:
+    """Return a content security policy that allows only this inline style and these scripts. files:
+    also scripts beside the page."""
 
     def hashes(*texts: str) -> str:
         digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
-        return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
 
+    beside = " 'self'" if files else ""
     return (
         f"default-src 'none'; img-src data:; style-src {hashes(style)}; script-src "
-        f"{hashes(*scripts)}; base-uri 'none'; form-action 'none'"
+        f"{hashes(*scripts)}{beside}; base-uri 'none'; form-action 'none'"
     )
 
 

@@ -177,5 +177,9 @@ def _draw(figure: Figure, name: str) -> bytes:
 
 def image_of(figure: Figure, title: str) -> str:
     """Return the figure as an image element; the title is its alternative text."""
-    data = base64.b64encode(_draw(figure, "svg")).decode()
+    buffer = io.BytesIO()
+    # Letters as letters: as outlines they would be most of a page.
+    with style.context(_STYLE | {"svg.fonttype": "none"}, after_reset=True):
+        Figure.savefig(figure, buffer, format="svg", metadata=dict.fromkeys(FORMATS["svg"]))
+    data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img class="plot" alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'

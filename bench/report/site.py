@@ -1,34 +1,32 @@
-"""Several result folders as a static site: an overview, and each folder's report and files, with a
-page for each of its defenses, attacks and data sets."""
+"""Several result folders as a static site: the leaderboard of all rows, each folder's report and
+files, and a page for every defense, attack and data set."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import gzip
 import io
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-import bench
 from bench.errors import UserError
 from bench.files import read_bytes
 from bench.harness.store import stage_folder, write_whole
-from bench.records import RUN, RUN_FILES, to_json
+from bench.records import RUN_FILES, to_json
+from bench.records.run import PACKED_RUN
 from bench.records.submitted import SUBMISSION, read_submission
-from bench.registry import Registry, discover
+from bench.registry import discover
 from bench.report import files as reports
 from bench.report import html
-from bench.report.overview import LOSS, Overview, choices, column_notes, legend
+from bench.report.boards import board_of
 from bench.report.subjects import KINDS, subjects
 
-_MARK = f'<meta name="generator" content="leakbench {bench.__version__}">'
-_FORMATS = ("html", "json", "csv", "md")
-FILES = (*(reports.FILES[f] for f in _FORMATS[1:]), RUN)
+FILES = (*(f"{reports.FILES[f]}.gz" for f in ("csv", "json")), PACKED_RUN)
 """Beside the report."""
 SWEEP = "sweep.csv"
 
@@ -39,27 +37,25 @@ class Published(reports.Files):
     Args:
         folder: The folder.
         source: Where all results lie.
-        registry: The plugins.
 
     Attributes:
         name: Its path below the results, which it keeps on the site.
-        subjects: What has a page of its own.
         submission: By whom, where it was submitted; such rows stand apart.
     """
 
-    def __init__(self, folder: Path, source: Path, registry: Registry) -> None:
+    def __init__(self, folder: Path, source: Path) -> None:
         super().__init__(folder)
         name = folder.relative_to(source).as_posix()
         self.name = folder.name if name == "." else name
-        self.subjects = subjects(self.rows, registry)
         submitted = (folder / SUBMISSION).is_file()
         self.submission = read_submission(folder) if submitted else None
 
-    def texts(self) -> dict[str, str]:
-        """Return the texts of its files and pages by their paths below its own."""
-        texts = {reports.FILES[f]: self.text(f) for f in _FORMATS}
-        texts |= {s.file: self.page_on(s) for kind in self.subjects.values() for s in kind}
-        return {**texts, RUN: to_json(self.run)}
+    def contents(self) -> dict[str, str | bytes]:
+        """Return the contents of its files by their paths below its own, the large ones zipped."""
+        zipped = {f"{reports.FILES[f]}.gz": self.text(f) for f in ("csv", "json")}
+        zipped[PACKED_RUN] = to_json(self.run)
+        plain = {reports.FILES["html"]: self.text("html")}
+        return plain | {n: gzip.compress(text.encode(), mtime=0) for n, text in zipped.items()}
 
     @property
     def address(self) -> str:
@@ -70,10 +66,10 @@ class Published(reports.Files):
         """Attack cells that failed or ran out of time, over all rows."""
         return sum(a.status in ("failed", "timeout") for r in self.rows for a in r.attacks.values())
 
-    @cached_property
-    def overviews(self) -> list[list[Overview]]:
-        """Those of each protocol, for every loss of accuracy that a reader can choose."""
-        return choices(self.rows)
+    @property
+    def listed(self) -> bool:
+        """Whether its rows stand in the leaderboard: those of a submission once it is verified."""
+        return self.submission is None or bool(self.verified)
 
 
 def collect(source: Path) -> list[Published]:
@@ -88,8 +84,7 @@ def collect(source: Path) -> list[Published]:
     folders = sorted(own)
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
-    registry = discover()
-    entries = [Published(folder, source, registry) for folder in folders]
+    entries = [Published(folder, source) for folder in folders]
     return sorted(entries, key=lambda e: (e.submission is not None, -len(e.rows)))
 
 
@@ -119,26 +114,24 @@ def _embed_figure(picture: Path, over: str) -> Markup:
     return Markup(image).format(title, data)
 
 
-def index(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The overview page."""
-    style = html.source("report.css") + "\n" + html.source("site.css")
-    return (
-        html.environment()
-        .get_template("site.html")
-        .render(
-            policy=html.policy(style),
-            style=Markup(style),
-            mark=Markup(_MARK),
-            entries=entries,
-            curves=curves,
-            kinds=KINDS,
-            beside=FILES,
-            costs=column_notes(),
-            signs=legend([o for e in entries for c in e.overviews for o in c if o.loss == LOSS]),
-            loss=LOSS,
-            version=bench.__version__,
-        )
-    )
+def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """Return the site's own pages by their paths: the leaderboard with all runs, a page for every
+    subject, and the script that they share."""
+    listed = {f"{e.address}/report.html": e.rows for e in entries if e.listed}
+    by_kind = subjects([row for rows in listed.values() for row in rows], discover())
+    own = {
+        "index.html": html.render(
+            "site.html", board_of(listed, attacks=lambda name: False), shared="", entries=entries,
+            curves=curves, kinds=KINDS, subjects=by_kind, beside=FILES,
+        ),
+        html.SHARED: html.source("dataTables.min.js") + "\n" + html.source("report.js"),
+    }  # fmt: skip
+    for subject in (s for some in by_kind.values() for s in some):
+        above = {f"../{address}": rows for address, rows in listed.items()}
+        column = subject.is_column if subject.kind == "attack" else lambda name: False
+        board = board_of(above, keep=subject.rows_of, attacks=column)
+        own[subject.file] = html.render("subject.html", board, shared="../", subject=subject)
+    return own
 
 
 def write(source: Path, out: Path) -> list[Path]:
@@ -159,9 +152,10 @@ def write(source: Path, out: Path) -> list[Path]:
     entries, curves = collect(source), sweeps(source)
     with stage_folder(out) as stage:
         for entry in entries:
-            for name, text in entry.texts().items():
-                write_whole(stage / entry.name / name, text)
+            for name, content in entry.contents().items():
+                write_whole(stage / entry.name / name, content)
         for curve in curves:
             write_whole(stage / curve["name"] / SWEEP, curve["text"])
-        write_whole(stage / front.name, index(entries, curves))
+        for name, text in pages(entries, curves).items():
+            write_whole(stage / name, text)
     return [front, *(out / entry.name / "report.html" for entry in entries)]

@@ -1,30 +1,30 @@
-"""Pages of a site about one defense, attack or data set of a result folder: how it works, and its
-rows with their curves, pictures, claims, proofs and audits."""
+"""Pages of a site about one defense, attack or data set: how it works, and its rows of all
+reports."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
 from bench import data
 from bench.errors import UserError
-from bench.records import Marks, Row
+from bench.records import Row
 from bench.registry import Registry
-from bench.report.tables import tables
+from bench.report.papers import Publication, publication_of
 from bench.report.verdicts import UNDEFENDED
 
 SubjectKind = Literal["defense", "attack", "data"]
 KINDS: Mapping[SubjectKind, str] = {"defense": "Defenses", "attack": "Attacks", "data": "Data"}
 _LEADS: Mapping[SubjectKind, str] = {
-    "defense": "Below: all tables that it is in, each with the undefended row. Press a row for "
-    "what its epsilon means, its proof and its audit.",
-    "attack": "Below: all tables that it is in, with its own figures beside what needs no leak; "
-    "marks are of all attacks together, and stand in the whole report.",
-    "data": "Below: all tables on it.",
+    "defense": "Its rows and the undefended row of each task. A row leads to its report, with the "
+    "meaning of its epsilon, its proof and its empirical bound.",
+    "attack": "The undefended row of each task that it was run on, and the rows whose leakage it "
+    "decides. Leakage is of all attacks together; its own score has a column.",
+    "data": "Every row on it.",
 }
 _UNSAFE = re.compile(r"[^\w.+@-]")
 
@@ -36,10 +36,11 @@ class Subject:
     Attributes:
         kind: What it is.
         name: As rows have it.
-        file: The page's path below the folder's report.
+        file: The page's path on the site.
         paragraphs: How it works, in paragraphs; empty where it is not installed here.
         settings: What its settings mean, as its docstring has them, or nothing.
         source: Paper and place in it, or nothing.
+        paper: As its papers.toml has it.
     """
 
     kind: SubjectKind
@@ -48,6 +49,7 @@ class Subject:
     paragraphs: tuple[str, ...] = ()
     settings: str = ""
     source: str = ""
+    paper: Publication | None = None
 
     @property
     def address(self) -> str:
@@ -59,35 +61,22 @@ class Subject:
         """What the page shows."""
         return _LEADS[self.kind]
 
-    @property
-    def overall(self) -> bool:
-        """Whether verdicts over all attacks are about it: on an attack's page they are not."""
-        return self.kind != "attack"
-
-    def rows_of(self, rows: Sequence[Row]) -> list[Row]:
-        """Its rows: of a defense with the undefended rows of the same tables, of an attack with its
-        own figures and those that need no leak."""
+    def rows_of(self, table: Sequence[Row]) -> list[Row]:
+        """Return its rows of a table: of a defense or attack with the undefended row, of data
+        all."""
         if self.kind == "data":
-            return [r for r in rows if r.dataset == self.name]
-        if self.kind == "defense":
-            names = (self.name, UNDEFENDED)
-            every = (members for _, members in tables(rows))
-            own = (table for table in every if any(r.defense == self.name for r in table))
-            return [r for table in own for r in table if r.defense in names]
-        return [
-            replace(
-                r,
-                attacks={n: a for n, a in r.attacks.items() if a.is_floor or self._is_column(n)},
-                worst=None,  # of all attacks, as the next three
-                choice=None,
-                leaks=None,
-                marks=Marks(),
-            )
-            for r in rows
-            if any(map(self._is_column, r.attacks))
-        ]
+            return [r for r in table if r.dataset == self.name]
+        if self.kind == "attack":
+            ran = (r for r in table if any(map(self.is_column, r.attacks)))
+            return [
+                r
+                for r in ran
+                if r.defense == UNDEFENDED or (r.ranking and self.is_column(r.ranking.attack))
+            ]
+        own = any(r.defense == self.name for r in table)
+        return [r for r in table if own and r.defense in (self.name, UNDEFENDED)]
 
-    def _is_column(self, column: str) -> bool:
+    def is_column(self, column: str) -> bool:
         """Return whether a column, such as `dlg@run`, is this attack's."""
         return _attack_of(column) == self.name
 
@@ -120,6 +109,7 @@ def _subjects(kind: SubjectKind, names: Sequence[str], registry: Registry) -> It
         yield Subject(
             kind=kind, name=name, file=f"{kind}/{safe}{mark}.html", paragraphs=about,
             settings=settings, source=source,
+            paper=publication_of(plugin, name) if plugin else None,
         )  # fmt: skip
 
 

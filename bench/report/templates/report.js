@@ -3,7 +3,8 @@
   const $ = (selector, from = document) => from.querySelector(selector);
   const $$ = (selector, from = document) => [...from.querySelectorAll(selector)];
   const notes = JSON.parse($("#notes").textContent);
-  const boards = $$(".board");
+  const body = $("#board tbody");
+  if (!body) return;
 
   // An element with text and children; text is never read as HTML.
   function make(tag, props = {}, ...children) {
@@ -17,139 +18,174 @@
   }
 
   // ---- data blocks, read when first needed -------------------------------------------------
-  const read = new WeakMap();
-  function data(board, kind) {
-    const block = $(`script.${kind}`, board);
-    if (!block) return null;
-    if (!read.has(block)) read.set(block, JSON.parse(block.textContent));
-    return read.get(block);
+  let album;
+  function readAlbum() {
+    album ??= JSON.parse($("#album")?.textContent || '{"sprites": [], "cells": [], "records": []}');
+    return album;
   }
 
-  // ---- sorting -----------------------------------------------------------------------------
+  let details;
+  function readDetails() {
+    details ??= (async () => {
+      const bytes = Uint8Array.from(atob($("#details").textContent), (c) => c.charCodeAt(0));
+      const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+      return new Response(stream).json();
+    })();
+    return details;
+  }
+
+  // ---- the table ------------------------------------------------------------------------------
+  // What the table library takes out of the document is read before.
+  const heads = $$("#board thead th").map((head) => ({
+    key: head.dataset.key, text: head.className === "text",
+    title: [...head.childNodes].filter((n) => n.className !== "what").map((n) => n.textContent).join("").trim(),
+    from: "from" in head.dataset ? Number(head.dataset.from) : Infinity,
+  }));
+  const rows = $$("tr", body);
+  const rowNames = rows.map((row) => ({ defense: row.dataset.defense, settings: $("th small", row)?.textContent || "" }));
+  const places = (wanted) => heads.map((_, i) => i).filter((i) => wanted(heads[i]));
+  const atFirst = () => heads.filter((h) => h.from <= innerWidth).map((h) => h.key);
+
   // Numbers as numbers, inf above all, what is missing always last.
-  function sortKey(cell) {
-    if (!("v" in cell.dataset)) return cell.textContent.trim().toLowerCase() || null;
-    const value = cell.dataset.v;
-    return value === "" ? null : value === "inf" ? Infinity : Number(value);
-  }
+  const number = (text) => text === "" ? null : text === "inf" ? Infinity : Number(text);
+  const compareFigures = (sign) => (x, y) => {
+    const [a, b] = [number(x), number(y)];
+    if (a === null || b === null) return a === b ? 0 : a === null ? 1 : -1;
+    return a === b ? 0 : a < b ? -sign : sign;
+  };
+  DataTable.ext.type.order["figure-asc"] = compareFigures(1);
+  DataTable.ext.type.order["figure-desc"] = compareFigures(-1);
+  const table = new DataTable("#board", {
+    order: [], orderDescReverse: false, autoWidth: false, pageLength: 50, lengthMenu: [25, 50, 100, { label: "all", value: -1 }],
+    columnDefs: [
+      { targets: places((h) => !h.text), type: "figure" },
+      { targets: places((h) => h.from > innerWidth), visible: false },
+    ],
+    language: { lengthMenu: "rows on a page: _MENU_", emptyTable: "No rows.", zeroRecords: "No row fits. Reset shows all again.",
+      aria: { paginate: { first: "First page", last: "Last page", next: "Next page", previous: "Previous page" } } },
+    layout: { topStart: null, topEnd: null, bottomStart: "pageLength", bottomEnd: "paging" },
+  });
 
-  function sort(button) {
-    const head = button.closest("th");
-    const body = $("tbody", head.closest("table"));
-    const column = [...head.parentNode.children].indexOf(head);
-    const down = head.getAttribute("aria-sort") === "ascending";
-    for (const other of $$("[aria-sort]", head.parentNode)) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const rows = $$("tr[data-i]", body).map((row) => [sortKey(row.children[column]), row]);
-    const sign = down ? -1 : 1;
-    rows.sort(([a, x], [b, y]) => {
-      if (a === null || b === null) {
-        if (a !== b) return a === null ? 1 : -1;
-      } else if (a < b) return -sign;
-      else if (a > b) return sign;
-      return x.dataset.i - y.dataset.i;
-    });
-    for (const [, row] of rows) {
-      const opened = row.nextElementSibling;
-      body.append(row);
-      if (opened && opened.classList.contains("detail")) body.append(opened);
-    }
-    shorten(button.closest(".board"));
-  }
-
-  // Of a long table the first rows are laid out, all of them when the reader asks for them.
-  const atOnce = Number(document.body.dataset.atOnce);
-  function shorten(board) {
-    const all = board.classList.contains("whole");
-    let shown = 0;
-    for (const row of $$("tr[data-i]", board)) {
-      if (!row.hidden) shown += 1;
-      row.classList.toggle("more", !all && !row.hidden && shown > atOnce);
-    }
-    const rest = $(".rest", board);
-    if (rest) rest.hidden = all || shown <= atOnce;
-  }
-
-  // ---- filters, kept in the address ----------------------------------------------------------
+  // ---- filters, columns, order and the opened row, kept in the address -------------------------
   const form = $(".filters");
-  const texts = new WeakMap();
+  let chosen = null; // columns, once the reader has chosen some
   let place = "";
-  function text(row) {
-    if (!texts.has(row)) texts.set(row, row.textContent.toLowerCase());
-    return texts.get(row);
-  }
+  let wanted = {};
+  table.search.fixed("filters", (_, __, index) => {
+    const { dataset, classList } = rows[index];
+    if (wanted.useful && classList.contains("useless")) return false;
+    return Object.entries(wanted).every(([key, value]) =>
+      !value || !(key in dataset) || dataset[key].split("|").includes(value));
+  });
 
   function filter() {
-    const wanted = Object.fromEntries(new FormData(form));
-    const words = (wanted.q || "").toLowerCase().split(/\s+/).filter(Boolean);
-    let rows = 0, tables = 0, all = 0;
-    for (const board of boards) {
-      const fits = ["protocol", "dataset", "model", "checkpoint"].every(
-        (key) => !wanted[key] || board.dataset[key] === wanted[key]);
-      let shown = 0;
-      for (const row of $$("tr[data-i]", board)) {
-        all += 1;
-        const keep = fits && (!wanted.defense || row.dataset.d === wanted.defense)
-          && !(wanted.useful && row.classList.contains("useless"))
-          && words.every((word) => text(row).includes(word));
-        row.hidden = !keep;
-        const opened = row.nextElementSibling;
-        if (opened && opened.classList.contains("detail")) opened.hidden = !keep;
-        shown += keep;
-      }
-      shorten(board);
-      board.hidden = !shown;
-      const entry = $(`.contents [data-board="${board.id}"]`);
-      if (entry) entry.hidden = !shown;
-      rows += shown;
-      tables += shown > 0;
-    }
-    const some = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-    $(".count").textContent = rows === all
-      ? `${some(all, "row")} in ${some(tables, "table")}`
-      : rows ? `${rows} of ${some(all, "row")}, in ${some(tables, "table")}`
-      : `None of ${some(all, "row")} fits. Reset shows all again.`;
+    wanted = Object.fromEntries(new FormData(form));
+    table.search(wanted.q || "").draw();
   }
 
-  function address() {
-    const kept = new URLSearchParams();
-    for (const [key, value] of new FormData(form)) if (value) kept.set(key, value);
-    if (place) kept.set("at", place);
-    return kept.toString();
-  }
+  table.on("draw", () => {
+    const { recordsDisplay, recordsTotal } = table.page.info();
+    const all = `${recordsTotal} row${recordsTotal === 1 ? "" : "s"}`;
+    $(".count").textContent = recordsDisplay === recordsTotal ? all : `${recordsDisplay} of ${all}`;
+    remember();
+  });
 
+  let restoring = true;
   function remember() {
-    const hash = address();
-    history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    if (restoring) return;
+    const kept = new URLSearchParams();
+    for (const [key, value] of new FormData(form)) if (value && key !== "column") kept.set(key, value);
+    const order = table.order().filter(([, direction]) => direction);
+    if (order.length) kept.set("sort", order.map(([i, d]) => `${d === "desc" ? "-" : ""}${heads[i].key}`).join(","));
+    if (chosen) kept.set("columns", chosen.join(","));
+    if (place) kept.set("row", place);
+    const hash = kept.toString();
+    if (hash || location.hash.includes("=")) {
+      history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    }
+  }
+
+  function showColumns(keys) {
+    heads.forEach(({ key }, i) => {
+      table.column(i).visible(keys.includes(key), false);
+      $$("input", $(".choices"))[i].checked = keys.includes(key);
+    });
+  }
+
+  function goTo(id) {
+    const row = rows.find((r) => r.id === `row=${id}`);
+    if (!row) return;
+    const order = table.rows({ search: "applied", order: "applied" }).indexes().toArray();
+    const at = order.indexOf(rows.indexOf(row));
+    if (at < 0) return;
+    if (table.page.len() > 0) table.page(Math.floor(at / table.page.len())).draw("page");
+    for (const other of $$(".target", body)) other.classList.remove("target");
+    row.classList.add("target");
+    row.scrollIntoView({ block: "center" });
   }
 
   function restore() {
     const hash = location.hash.slice(1);
-    if (hash && !hash.includes("=")) return; // a plain anchor
+    if (hash && !hash.includes("=")) { restoring = false; return; } // a plain anchor
+    restoring = true;
     const kept = new URLSearchParams(hash);
-    for (const field of $$("[name]", form)) {
+    for (const field of $$(".fields [name]:not([name=column])", form)) {
       const value = kept.get(field.name) || "";
       if (field.type === "checkbox") field.checked = value !== "";
       else field.value = value;
       if (field.value !== value && field.tagName === "SELECT") field.value = "";
     }
-    place = kept.get("at") || "";
+    chosen = kept.get("columns")?.split(",") || null;
+    showColumns(chosen || atFirst());
+    const keys = (kept.get("sort") || "").split(",").map((k) => [heads.findIndex((h) => h.key === k.replace(/^-/, "")), k[0] === "-" ? "desc" : "asc"]);
+    table.order(keys.filter(([i]) => i >= 0));
+    place = kept.get("row") || "";
     filter();
-    if (place) document.getElementById(place)?.scrollIntoView();
+    if (place) goTo(place);
+    restoring = false;
   }
 
-  form.addEventListener("input", () => { filter(); remember(); });
+  $(".choices").append(...heads.map(({ key, title }) => make("label", { className: "check" },
+    make("input", { type: "checkbox", name: "column", value: key, disabled: key === "defense" }), ` ${title}`)));
+  form.addEventListener("input", (event) => {
+    if (event.target.name === "column") {
+      chosen = $$("input", $(".choices")).filter((i) => i.checked).map((i) => i.value);
+      showColumns(chosen);
+      remember();
+    } else filter();
+  });
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(() => { place = ""; filter(); remember(); }));
+  form.addEventListener("reset", () => setTimeout(() => {
+    chosen = null; place = "";
+    showColumns(atFirst());
+    table.order([]);
+    filter();
+  }));
   window.addEventListener("hashchange", restore);
+  window.addEventListener("resize", () => { if (!chosen) showColumns(atFirst()); });
+  window.addEventListener("beforeprint", () => table.page.len(-1).draw());
 
-  function go(link) {
-    const target = document.getElementById(link.hash.slice(1));
-    if (!target) return;
-    place = target.id;
-    target.scrollIntoView();
-    $("h2", target)?.focus({ preventScroll: true });
-    remember();
+  // The rows that fit, with the columns that are shown; figures unrounded, as shown beside them.
+  function downloadCsv() {
+    const shown = places((h) => table.column(heads.indexOf(h)).visible());
+    const quote = (text) => `"${(/^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? "'" : "") + text.replaceAll('"', '""')}"`;
+    const words = (cell) => {
+      const copy = cell.cloneNode(true);
+      for (const part of $$(".hidden, .forest", copy)) part.remove();
+      for (const part of $$("small", copy)) part.prepend(" ");
+      return copy.textContent.replace(/\s+/g, " ").trim();
+    };
+    const lines = [shown.flatMap((i) => heads[i].text ? [heads[i].title] : [heads[i].title, `${heads[i].title} as shown`])];
+    table.rows({ search: "applied", order: "applied" }).indexes().each((row) => {
+      lines.push(shown.flatMap((i) => {
+        const cell = table.cell(row, i).node();
+        return heads[i].text ? [words(cell)] : [cell.dataset.order, words(cell)];
+      }));
+    });
+    const text = lines.map((line) => line.map(quote).join(",")).join("\r\n");
+    const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: "rows.csv" });
+    link.click();
+    URL.revokeObjectURL(link.href);
   }
 
   // ---- notes: what a column, flag or missing figure means --------------------------------------
@@ -250,9 +286,8 @@
     return make("div", { className: "box", tabIndex: 0, role: "region", ariaLabel: "Figures of each attack" }, table);
   }
 
-  function content(board, index) {
-    const { pieces, metrics, rows } = data(board, "details");
-    const row = rows[index];
+  function content({ pieces, metrics, rows: all }, index) {
+    const row = all[index];
     const inner = make("div", { className: "inner" });
     const said = (places) => places.map((p) => pieces[p]);
     const settings = row.settings.length ? row.settings : [["settings", "none"]];
@@ -269,23 +304,25 @@
       inner.append(part("Flags", items(row.flags.map((f) => pieces[f].filter(Boolean).join(". ")))));
     }
     if (Object.keys(row.attacks).length) inner.append(part("Attacks", attackTable(row, pieces, metrics)));
-    const album = pictureList(board, index);
-    if (album) inner.append(part("Pictures", album));
-    inner.append(make("button", { type: "button", className: "close", textContent: "Close" }));
+    const found = pictureList(index);
+    if (found) inner.append(part("Reconstructions", found));
+    inner.append(make("p", {}, make("a", { href: `#${rows[index].id}`, textContent: "Link to this row" })),
+      make("button", { type: "button", className: "close", textContent: "Close" }));
     return inner;
   }
 
-  function toggle(button, open = button.getAttribute("aria-expanded") !== "true") {
+  async function toggle(button, open = button.getAttribute("aria-expanded") !== "true") {
     const row = button.closest("tr");
-    const next = row.nextElementSibling;
-    if (next && next.classList.contains("detail")) next.remove();
+    const index = Number(row.dataset.i);
     button.setAttribute("aria-expanded", String(open));
-    if (!open) return;
-    const board = row.closest(".board");
-    const cell = make("td", { colSpan: row.children.length }, content(board, Number(row.dataset.i)));
-    const id = `${board.id}-row-${row.dataset.i}`;
-    row.after(make("tr", { className: "detail", id }, cell));
-    button.setAttribute("aria-controls", id);
+    place = open ? row.id.replace("row=", "") : "";
+    if (open) {
+      const inner = content(await readDetails(), index);
+      inner.id = `details-${index}`;
+      button.setAttribute("aria-controls", inner.id);
+      table.row(row).child(inner, "detail").show();
+    } else table.row(row).child.remove();
+    remember();
   }
 
   // ---- pictures --------------------------------------------------------------------------------
@@ -329,7 +366,7 @@
     return line;
   }
 
-  function album(cells, samples, caption) {
+  function drawAlbum(cells, samples, caption) {
     const table = make("table", {}, make("caption", { className: "hidden", textContent: caption }));
     const head = make("tr", {}, make("td"));
     for (let i = 0; i < samples.count; i += 1) head.append(make("th", { scope: "col", textContent: who(i, samples.each) }));
@@ -367,9 +404,8 @@
     return make("div", { className: "box", tabIndex: 0, role: "region", ariaLabel: "Records" }, table);
   }
 
-  function pictureList(board, index) {
-    const pictures = data(board, "pictures");
-    if (!pictures) return null;
+  function pictureList(index) {
+    const pictures = readAlbum();
     const list = make("div", { className: "pictures" });
     const offer = (name, draw) => {
       const details = make("details", {}, make("summary", { textContent: name }));
@@ -381,7 +417,7 @@
     for (const cell of pictures.cells.filter((c) => c.row === index)) {
       const victims = cell.scores.length / cell.samples;
       const first = `first ${victims === 1 ? "victim" : `${victims} victims`}`;
-      offer(`${cell.attack}: ${first}`, () => album(
+      offer(`${cell.attack}: ${first}`, () => drawAlbum(
         [truthOf(pictures, cell), rebuiltOf(pictures, cell, cell.attack)],
         { count: cell.scores.length, each: cell.samples }, `Truth above ${cell.attack}, ${first}`));
     }
@@ -392,61 +428,50 @@
   }
 
   // All settings of a table for one attack; another truth is drawn where the victims are others.
-  function compare(details) {
-    const board = details.closest(".board");
-    const pictures = data(board, "pictures");
-    const attack = $(".attack", details).value;
-    const cells = pictures.cells.filter((c) => c.attack === attack).sort((a, b) => a.row - b.row);
-    const body = [];
+  function compare(block) {
+    const pictures = readAlbum();
+    const attack = $(".attack", block).value;
+    const cells = pictures.cells.filter((c) => c.attack === attack && rows[c.row].dataset.table === block.dataset.table)
+      .sort((a, b) => a.row - b.row);
+    const strips = [];
     let truth = null;
     for (const cell of cells) {
       if (cell.truth !== truth) {
-        body.push(truthOf(pictures, cell, truth === null ? "Truth" : "Truth (other victims)"));
+        strips.push(truthOf(pictures, cell, truth === null ? "Truth" : "Truth (other victims)"));
         truth = cell.truth;
       }
-      const row = $(`tr[data-i="${cell.row}"]`, board);
-      const settings = $("th small", row);
-      const rank = row.children[0].textContent;
-      const name = [`${rank} `, make("b", { textContent: row.dataset.d }),
-        make("small", { textContent: settings ? settings.textContent : "" })];
-      body.push(rebuiltOf(pictures, cell, name));
+      const { defense, settings } = rowNames[cell.row];
+      strips.push(rebuiltOf(pictures, cell, [make("b", { textContent: defense }), make("small", { textContent: settings })]));
     }
     const count = cells[0].scores.length;
-    $(".grid", details).replaceWith(album(body, { count, each: cells[0].samples }, `${attack}: all settings of ${$("h2", details.closest(".board")).textContent}`));
+    $(".grid", block).replaceWith(drawAlbum(strips, { count, each: cells[0].samples }, `${attack}: all settings of ${$("h2", block.closest(".board")).textContent}`));
   }
 
   // ---- events ----------------------------------------------------------------------------------
+  // A question mark in a head explains the column and does not sort it.
   document.addEventListener("click", (event) => {
-    const target = event.target.closest?.("button, a");
+    const what = event.target.closest?.(".what");
+    if (!what) return;
+    event.stopPropagation();
+    explain(what, make("p", { textContent: notes.columns[what.dataset.note] }));
+  }, true);
+  document.addEventListener("click", (event) => {
+    const target = event.target.closest?.("button");
     if (!target) return;
-    if (target.matches(".sort")) sort(target);
-    else if (target.matches(".open")) toggle(target);
-    else if (target.matches(".all")) {
-      const board = target.closest(".board");
-      const next = $("tr.more .open", board);
-      board.classList.add("whole");
-      shorten(board);
-      next.focus({ preventScroll: true });
-    }
+    if (target.matches(".open")) toggle(target);
+    else if (target.matches(".csv")) downloadCsv();
     else if (target.matches(".close")) {
       const button = $(".open", target.closest("tr").previousElementSibling);
       toggle(button, false);
       button.focus();
-    } else if (target.matches(".what")) {
-      explain(target, make("p", { textContent: notes.columns[target.dataset.note] }));
     } else if (target.matches(".why")) {
       explain(target, make("p", { textContent: notes.reasons[target.dataset.why] }));
-    } else if (target.matches("button.chip")) {
-      const { pieces, rows } = data(target.closest(".board"), "details");
-      const flag = pieces[rows[target.closest("tr").dataset.i].flags[target.dataset.flag]];
-      explain(target, make("p", { className: "full", textContent: flag[0] }),
-        flag[1] ? make("p", { textContent: flag[1] }) : null);
-    } else if (target.matches(".contents a")) {
-      event.preventDefault();
-      go(target);
     }
   });
 
+  document.addEventListener("keypress", (event) => {
+    if (event.target.matches(".what")) event.stopPropagation();
+  }, true);
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     if (note.matches(":popover-open")) {
@@ -454,17 +479,17 @@
       note.from.focus();
       return;
     }
-    const details = event.target.closest("details[open]");
-    const opened = event.target.closest("tr.detail");
-    if (details) {
-      details.open = false;
-      $("summary", details).focus();
-    } else if (opened || event.target.matches('.open[aria-expanded="true"]')) {
-      const button = opened ? $(".open", opened.previousElementSibling) : event.target;
+    const block = event.target.closest("details[open]");
+    const inner = event.target.closest(".inner");
+    if (block) {
+      block.open = false;
+      $("summary", block).focus();
+    } else if (inner || event.target.matches('.open[aria-expanded="true"]')) {
+      const button = inner ? $(".open", inner.closest("tr").previousElementSibling) : event.target;
       toggle(button, false);
       button.focus();
     }
-  });
+  }, true);
 
   document.addEventListener("change", (event) => {
     if (event.target.matches(".attack")) compare(event.target.closest(".compare"));
@@ -474,5 +499,4 @@
   }, true);
 
   restore();
-  if (!$(".count").textContent) filter();
 })();
