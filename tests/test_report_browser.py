@@ -232,7 +232,7 @@ def test_a_row_opens_and_closes_by_keyboard_and_gives_the_focus_back(page: Any) 
     assert button.get_attribute("aria-controls") == detail.get_attribute("id")
     text = detail.inner_text()
     for words in ("One.", "1.2 kB", "3.4 MB", "failed: boom", "server: one round of 8 clients",
-                  "No audit was made", "floor 0.2/0.7"):  # fmt: skip
+                  "No audit was made", "baseline 0.2/0.7"):  # fmt: skip
         assert words in text, words
     detail.locator("summary").first.focus()
     page.keyboard.press("Escape")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from html import unescape
 from html.parser import HTMLParser
@@ -21,9 +22,11 @@ from bench.records import (
 )
 from bench.report import (
     explain,
+    frames,
     leaderboard,
     overview,
     tables,
+    terminal,
     verdicts,
 )
 from bench.report.boards import board_of
@@ -41,6 +44,7 @@ from tests.made_rows import (
     flag,
     interval,
     page,
+    printed,
     row,
     worst,
 )
@@ -297,6 +301,23 @@ def test_rows_of_committed_results_render(committed_site: Path) -> None:
         assert len([t for t in Tags(text).all("tr") if "data-i" in t]) == len(rows)
         assert len(re.findall(r'<section class="board"', text)) == len(tables.tables(rows))
         assert len(text) < 3_000_000
+
+
+def test_the_page_sorts_by_the_figures_of_the_frame_and_shows_those_of_the_terminal() -> None:
+    rows = leaderboard.load(ROOT / "results" / "quick")
+    board = board_of({"": rows})
+    frame = frames.leaderboard([line.row for line in board.lines])
+    names = [column.name for column in board.columns]
+    own = {"leakage": "leakage", "accuracy": "accuracy", "accuracy drop": "accuracy_drop",
+           "eps proven": "eps_record", "recognised": "recognised"}  # fmt: skip
+    for column, key in own.items():
+        shown = [line.cells[names.index(column)].value for line in board.lines]
+        expected = frame[key].astype(float).fillna(math.nan)
+        assert [float(v or "nan") for v in shown] == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    verdicts_ = {v.row.setting: v for o in overview.by_protocol(rows)
+                 for line in o.lines for v in line.verdicts if v.row}  # fmt: skip
+    terminal_ = printed(terminal.overview(overview.by_protocol(rows)))
+    assert all(v.drop_text in terminal_ for v in verdicts_.values())
 
 
 def test_a_page_without_rows_says_so() -> None:

@@ -33,7 +33,10 @@ SHARED = "leaderboard.js"
 """The script that a site's own pages share."""
 _MOST = 24
 """Settings in a figure of accuracy against leakage: more make its legend longer than a screen."""
-_FIRST = 'document.documentElement.classList.add("on")'
+_FIRST = (
+    'const root = document.documentElement.classList; root.add("on");'
+    'addEventListener("error", () => root.add("ready"))'
+)
 """Runs before the tables are laid out: what needs scripts shows, rows beyond the first hide."""
 
 

@@ -66,6 +66,8 @@
     layout: { topStart: null, topEnd: null, bottomStart: "pageLength", bottomEnd: "paging" },
   });
 
+  document.documentElement.classList.add("ready"); // only now is the table laid out
+
   // ---- filters, columns, order and the opened row, kept in the address -------------------------
   const form = $(".filters");
   let chosen = null; // columns, once the reader has chosen some
@@ -261,7 +263,7 @@
         cell.append(round(found[0]), make("small", { textContent: `[${three(found[1])}, ${three(found[2])}]` }));
         if (metric in floor) {
           const given = floor[`${metric}_class_mean`];
-          cell.append(make("small", { textContent: `floor ${three(floor[metric])}${given === undefined ? "" : `/${three(given)}`}` }));
+          cell.append(make("small", { textContent: `baseline ${three(floor[metric])}${given === undefined ? "" : `/${three(given)}`}` }));
         }
       }
       const victims = attack.n || attack.failed ? `${attack.n || 0}` : "–";
