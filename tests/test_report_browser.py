@@ -69,7 +69,7 @@ class Visit:
         """Nothing went wrong and nothing was asked for but the file itself."""
         assert self.said == []
         asked = [u for u in self.asked if not u.startswith((self.address, "data:", "blob:"))]
-        assert [u for u in asked if not u.endswith("/" + html.SHARED)] == []
+        assert [u for u in asked if not u.endswith(("/leaderboard.js", "/leaderboard.css"))] == []
         self.context.close()
 
 
@@ -168,10 +168,10 @@ def test_filters_and_search_are_kept_in_the_address(browser: Any, report: Path, 
     assert count.inner_text() == "5 rows"
     page.select_option("select[name=defense]", "alpha")
     assert count.inner_text() == "2 of 5 rows"
-    page.select_option("select[name=dataset]", "photos")
+    page.select_option("select[name=data]", "photos")
     assert count.inner_text() == "1 of 5 rows"
     link = page.url
-    assert link.endswith("#dataset=photos&defense=alpha")
+    assert link.endswith("#data=photos&defense=alpha")
     page.locator("button[type=reset]").click()
     page.wait_for_function("!location.hash")
     page.fill("input[name=q]", "claim per CLIENT clip")
@@ -195,7 +195,7 @@ def test_columns_are_chosen_and_the_rows_that_fit_are_saved_as_csv(page: Any) ->
     assert "task" not in heads(page)
     assert "dlg SSIM" in heads(page)
     assert "columns=defense%2Cleakage" in page.url
-    page.select_option("select[name=dataset]", "digits")
+    page.select_option("select[name=data]", "digits")
     with page.expect_download() as saved:
         page.locator(".csv").click()
     lines = list(csv.DictReader(saved.value.path().read_text().splitlines()))

@@ -156,7 +156,7 @@ def test_a_leakage_has_its_signs_and_is_drawn_beside_the_undefended_one() -> Non
     place = [column.name for column in board.columns].index("leakage")
     assert [line.cells[place].mark for line in (first, bare)] == ["*?", ""]
     assert '<path class="u" d="M100 0v12"/><path d="M' in first.forest
-    assert '<circle cx="50"' in first.forest  # .6 over a baseline of .2
+    assert '<path class="m" d="M50 6h0"/>' in first.forest  # .6 over a baseline of .2
 
 
 def test_the_status_and_paper_of_a_shipped_defense_stand_beside_it() -> None:

@@ -98,7 +98,7 @@ class Board:
     def filters(self) -> list[tuple[str, str, list[str]]]:
         """Key in the address, label and values of each filter that has a choice."""
         labels = {
-            "suite": "Suite", "protocol": "Protocol", "dataset": "Data", "model": "Model",
+            "suite": "Suite", "protocol": "Protocol", "data": "Data", "model": "Model",
             "checkpoint": "Round", "threat": "Threat", "defense": "Defense",
         }  # fmt: skip
         facts = [filter_values(line.row) for line in self.lines]
@@ -111,7 +111,7 @@ class Board:
 
 def filter_values(row: Row) -> dict[str, str]:
     """Return what the filters compare; several threats are separated by |."""
-    names = ("suite", "protocol", "dataset", "model", "checkpoint", "defense")
+    names = ("suite", "protocol", "data", "model", "checkpoint", "defense")
     threats = dict.fromkeys(text.partition(":")[0] for text in row.threat.split("; "))
     return {name: str(getattr(row, name)) for name in names} | {"threat": "|".join(threats)}
 
@@ -160,10 +160,13 @@ def board_of(
 
 def _cell(head: Column, column: Column | None, row: Row) -> Shown:
     """Show a row under a head by its own table's column, which may hold another metric."""
-    shown = NOTHING if column is None else column.shown(row)
-    if column is None or column.detail == head.detail or shown.reason or shown == NOTHING:
+    if column is None:
+        return NOTHING
+    shown = column.shown(row)
+    metric, own = (c.detail.partition(",")[0] for c in (head, column))
+    if metric == own or shown.reason or shown == NOTHING:
         return shown
-    return replace(shown, text=f"{column.detail} {shown.text}", value="")
+    return replace(shown, text=f"{own} {shown.text}", value="")
 
 
 def _page_columns(
@@ -228,9 +231,8 @@ def _draw_forest(value: Interval | None, bare: float | None) -> Markup:
     lo, mean, hi = (round(100 * min(max(v, -0.1), 1)) for v in (value.lo, value.mean, value.hi))
     undefended = "" if bare is None else f'<path class="u" d="M{round(100 * bare)} 0v12"/>'
     return Markup(
-        '<svg class="forest" viewBox="-12 0 116 12" aria-hidden="true">'
-        f'<path class="b" d="M0 0v12"/>{undefended}<path d="M{lo} 6H{hi}"/>'
-        f'<circle cx="{mean}" cy="6" r="3"/></svg>'
+        f'<svg class="forest" viewBox="-12 0 116 12"><path class="b" d="M0 0v12"/>{undefended}'
+        f'<path d="M{lo} 6H{hi}"/><path class="m" d="M{mean} 6h0"/></svg>'
     )
 
 

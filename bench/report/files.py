@@ -141,11 +141,15 @@ class Files:
             return frames.to_csv(self.rows)
         if format_ == "md":
             return text.markdown(self.rows, self.run, missing=self.missing)
+        return self.page()
+
+    def page(self, shared: str | None = None) -> str:
+        """The page. shared: See `html.render`."""
         from bench.report import html
 
         return html.page(
             self.rows, self.run, self.pictures,
-            as_json=self._json, missing=self.missing, standing=self.standing,
+            as_json=self._json, missing=self.missing, standing=self.standing, shared=shared,
         )  # fmt: skip
 
     def write(self, out: Path, formats: Sequence[str], *latex: Any) -> list[Path]:

@@ -29,8 +29,6 @@ from bench.report.pictures import Pictures, walls
 from bench.report.tables import tables, work
 
 _TEMPLATES = Path(__file__).with_name("templates")
-SHARED = "leaderboard.js"
-"""The script that a site's own pages share."""
 _MOST = 24
 """Settings in a figure of accuracy against leakage: more make its legend longer than a screen."""
 _FIRST = (
@@ -48,6 +46,7 @@ def page(
     as_json: str | None = None,
     missing: Sequence[str] = (),
     standing: str = "",
+    shared: str | None = None,
 ) -> str:
     """Return the whole page as text.
 
@@ -58,6 +57,7 @@ def page(
         as_json: The rows as leaderboard.json, where that is at hand.
         missing: Sentences that say what is not there.
         standing: Whether anybody made the figures again.
+        shared: See `render`.
     """
     as_json = as_json or text.to_leaderboard_json(rows)
     choices = overview.choices(rows)
@@ -67,6 +67,7 @@ def page(
     return render(
         "report.html",
         board,
+        shared=shared,
         run=run,
         missing=missing,
         standing=standing,
@@ -85,12 +86,17 @@ def page(
     )
 
 
+def shared_files() -> dict[str, str]:
+    """Return the style sheet and script that the pages of a site share, by their names."""
+    script = source("dataTables.min.js") + "\n" + source("report.js")
+    return {"leaderboard.css": source("report.css"), "leaderboard.js": script}
+
+
 def render(template: str, board: Board, *, shared: str | None = None, **values: Any) -> str:
     """Fill in a template that has a leaderboard, with its style, scripts and words. shared: the
-    path to the folder of `SHARED`; None: the page holds its scripts."""
-    style = source("report.css")
-    own = [] if shared is not None else [source("dataTables.min.js"), source("report.js")]
-    scripts = [_FIRST, *own]
+    path to the folder of `shared_files`, ending in a slash or empty; None: the page holds them."""
+    files = shared_files() if shared is None else {}
+    style, script = files.get("leaderboard.css"), files.get("leaderboard.js")
     over = explain.interval_words([line.row for line in board.lines]) or "95 % interval"
     notes = {cost.title: cost.note for cost in COSTS.values()} | dict(explain.COLUMNS)
     texts = {k: t.replace("95 % interval", over) for k, t in notes.items()}
@@ -98,10 +104,11 @@ def render(template: str, board: Board, *, shared: str | None = None, **values: 
         environment()
         .get_template(template)
         .render(
-            policy=policy(style, *scripts, files=shared is not None),
-            style=Markup(style),
-            scripts=list(map(Markup, scripts)),
-            script_file=None if shared is None else shared + SHARED,
+            policy=policy(style, _FIRST, script),
+            style=style and Markup(style),
+            first=Markup(_FIRST),
+            script=script and Markup(script),
+            shared=shared,
             board=board,
             texts=texts,
             notes=_json({"columns": texts, "reasons": list(board.reasons)}),
@@ -168,18 +175,18 @@ def source(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8").strip()
 
 
-def policy(style: str, *scripts: str, files: bool = False) -> str:
-    """Return a content security policy that allows only this inline style and these scripts. files:
-    also scripts beside the page."""
+def policy(style: str | None, first: str, script: str | None) -> str:
+    """Return a content security policy that allows only this inline style and these scripts; of
+    None a file beside the page."""
 
-    def hashes(*texts: str) -> str:
-        digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
+    def allow(*texts: str | None) -> str:
+        digests = (hashlib.sha256(text.encode()).digest() for text in texts if text is not None)
+        hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+        return " ".join([*hashes, *(["'self'"] if None in texts else [])])
 
-    beside = " 'self'" if files else ""
     return (
-        f"default-src 'none'; img-src data:; style-src {hashes(style)}; script-src "
-        f"{hashes(*scripts)}{beside}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; img-src data:; style-src {allow(style)}; script-src "
+        f"{allow(first, script)}; base-uri 'none'; form-action 'none'"
     )
 
 

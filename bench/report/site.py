@@ -52,10 +52,10 @@ class Published(reports.Files):
 
     def contents(self) -> dict[str, str | bytes]:
         """Return the contents of its files by their paths below its own, the large ones zipped."""
-        zipped = {f"{reports.FILES[f]}.gz": self.text(f) for f in ("csv", "json")}
-        zipped[PACKED_RUN] = to_json(self.run)
-        plain = {reports.FILES["html"]: self.text("html")}
-        return plain | {n: gzip.compress(text.encode(), mtime=0) for n, text in zipped.items()}
+        texts = {f"{reports.FILES[f]}.gz": self.text(f) for f in ("csv", "json")}
+        texts[PACKED_RUN] = to_json(self.run)
+        zipped = {n: gzip.compress(text.encode(), mtime=0) for n, text in texts.items()}
+        return {"report.html": self.page("../" * len(Path(self.name).parts)), **zipped}
 
     @property
     def address(self) -> str:
@@ -124,7 +124,7 @@ def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
             "site.html", board_of(listed, attacks=lambda name: False), shared="", entries=entries,
             curves=curves, kinds=KINDS, subjects=by_kind, beside=FILES,
         ),
-        html.SHARED: html.source("dataTables.min.js") + "\n" + html.source("report.js"),
+        **html.shared_files(),
     }  # fmt: skip
     for subject in (s for some in by_kind.values() for s in some):
         above = {f"../{address}": rows for address, rows in listed.items()}
