@@ -128,6 +128,14 @@ def test_parts_of_a_run_are_not_shown_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_site_of_all_committed_results_is_small(tmp_path: Path) -> None:
+    site.write(RESULTS, tmp_path / "site")
+    sizes = {p: p.stat().st_size for p in (tmp_path / "site").rglob("*") if p.is_file()}
+    assert sum(sizes.values()) < 20_000_000
+    assert sizes[tmp_path / "site" / "reference" / "report.html"] < 5_000_000
+
+
+@pytest.mark.slow
 def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> None:
     mine = tmp_path / "results" / "a_submission"
     shutil.copytree(RESULTS / "as_trained_data", mine)
