@@ -71,18 +71,27 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The rows of one or more reports in one table. attacks_first: whether attacks' columns are
-    shown unless the reader chooses others."""
+    """The rows of one or more reports in one table. of_attack: whether it is about one attack."""
 
     columns: Sequence[Column]
     lines: Sequence[Line]
-    attacks_first: bool
+    of_attack: bool
 
     def shown_from(self, column: Column) -> int | None:
         """Return the width from which a column is shown at first; None: only when chosen."""
-        if column.attack and self.attacks_first:
+        if column in self._fullest:
             return _FROM_TABLET
         return _SHOWN_FROM.get(column.name)
+
+    @cached_property
+    def _fullest(self) -> list[Column]:
+        """The two columns of the attack that it is about which most rows have."""
+        rows = {
+            column: sum(line.cells[place] != NOTHING for line in self.lines)
+            for place, column in enumerate(self.columns)
+            if column.attack and self.of_attack
+        }
+        return sorted(rows, key=lambda column: -rows[column])[:2]
 
     def is_text(self, column: Column) -> bool:
         """Return whether a column sorts as text."""
@@ -127,7 +136,7 @@ def board_of(
     Args:
         reports: Rows by the address of their report, "" for this page.
         keep: Returns the rows of a table that it shows.
-        attacks: Of which attacks it has the scores, and shows them at first; None: it has every
+        attacks: Of which attacks it has the scores, and shows some at first; None: it has every
             column there is.
     """
     rows = [r for all_ in reports.values() for _, table in tables(all_) for r in keep(table)]
@@ -155,7 +164,7 @@ def board_of(
                 )
                 for row in keep(table)
             ]
-    return Board(columns=heads, lines=lines, attacks_first=attacks is not None)
+    return Board(columns=heads, lines=lines, of_attack=attacks is not None)
 
 
 def _cell(head: Column, column: Column | None, row: Row) -> Shown:
