@@ -270,7 +270,7 @@ def test_the_page_says_what_to_use_before_the_leaderboard_and_its_overview_leads
     rows = ready([setting("a", 0.3, 0.9), BARE])
     text = page(*rows)
     name = f"row={row_id(rows[0])[:12]}"
-    assert text.index("a leaks least: 0.1") < text.index('id="board"') < text.index('id="overview"')
+    assert text.index("leaks least: 0.1") < text.index('id="board"') < text.index('id="overview"')
     assert (
         f'href="#{name}" title="a(strength=0.3/0.9): accuracy drop 0.0 [0.0, 0.0] points"' in text
     )
@@ -311,27 +311,39 @@ def test_a_table_says_what_leaks_least_what_it_costs_and_how_sure_that_is() -> N
                      "client_seconds": 0.05})  # fmt: skip
     behind, costly = setting("b", 0.5, 0.9), setting("c", 0.2, 0.5)
     first, cost, sure = said_each(proven, behind, costly, BARE)
-    assert first.startswith("At a loss of 5 points of accuracy a leaks least: 0.1 [")
-    assert "(without a defense 1.0 [" in first
+    assert first.startswith(
+        "Of the defenses that lose at most 5 points of accuracy, a leaks least:"
+    )
+    assert "; without a defense 1.0 [" in first
     assert cost.startswith("It costs 2.0 [")
     assert cost.endswith(
         "points, 2× the bytes, 1× the client time; its epsilon of 3.2 is meaningful."
     )
-    assert sure == "The test tells it from all others."
+    assert (
+        sure == "A paired test separates it from all others. Measured on 12 victims of 3 trainings."
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
-        ([setting("a", 0.3, 0.9), setting("b", 0.3, 0.9)], "The test does not tell b from it."),
-        ([setting("a", 0.3, 0.9)], "It is the only one."),
-        ([setting("a", 1.0, 0.9)], "Nor does it tell it from no defense."),
+        ([setting("a", 0.3, 0.9), setting("b", 0.3, 0.9)], "Statistically tied with it: b."),
+        ([setting("a", 0.3, 0.9)], "No other one does."),
+        (
+            [setting("a", 1.0, 0.9)],
+            "is separable from none here; a leaks least",
+        ),
         ([setting("a", 0.3, 0.5)], "No attacked defense loses at most 5 points of accuracy here."),
-        ([setting("a", 0.3, 0.9)], "nothing is proven of it"),
+        ([setting("a", 0.3, 0.9)], "nothing is proven"),
+        ([setting("a", 0.3, 0.9, eps_claimed=3.0)], "it claims an epsilon of 3, none is proven"),
         ([setting("a", 0.3, 0.9, eps_record=4e4)], "its epsilon of 4e4 is vacuous"),
         (
             [setting("a", 0.2, 0.9, flags=(flag(FlagCode.BELOW_FLOOR),)), setting("b", 0.5, 0.9)],
-            "and b (0.4 [0.3, 0.5]) is the least without such doubt",
+            "Less is shown, but more may leak: a (0.0 [",
+        ),
+        (
+            [setting("a", 0.2, 0.9, flags=(flag(FlagCode.BELOW_FLOOR),)), setting("b", 0.5, 0.9)],
+            "b leaks least: 0.4 [0.3, 0.5]; without a defense 1.0 [",
         ),
     ],
 )

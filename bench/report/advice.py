@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.report.columns import epsilon_text
 from bench.report.costs import COSTS
-from bench.report.overview import Head, Overview, Verdict, any_one_seed, epsilon_words, times
+from bench.report.overview import Head, Overview, Verdict, epsilon_words, times
 from bench.report.verdicts import CONTROL, UNDEFENDED
 
 
@@ -31,7 +32,7 @@ class Advice:
 
 def advise(summary: Overview) -> list[Advice]:
     """Return what each table of an overview says: of the settings that lose little enough accuracy,
-    the least leaky one."""
+    the least leaky one that is not known to leak more than it shows."""
     return [_advise(summary, place, head) for place, head in enumerate(summary.heads)]
 
 
@@ -46,53 +47,67 @@ def _advise(summary: Overview, place: int, head: Head) -> Advice:
     if not known:
         return Advice(head=head, sentences=(f"No attacked defense loses at most {points} here.",))
     known.sort(key=lambda pair: pair[1].leak or 0.0)
-    name, best = known[0]
-    without = "" if bare is None else f" (without a defense {bare.leakage})"
+    name, best = next((pair for pair in known if not pair[1].doubts), known[0])
+    without = "" if bare is None else f"; without a defense {_leakage(bare)}"
+    least = f"{name} leaks least: {_leakage(best)}{without}"
+    separate = not best.marks.undefended
+    alike = f"No defense that loses at most {points} is separable from none here; {least}"
     return Advice(
         head=head,
         defense=name,
         verdict=best,
         sentences=(
-            f"At a loss of {points} {name} leaks least: {best.leakage}{without}.",
-            f"It costs {_costs(best)}; {_proof(best)}.",
-            " ".join(_sureness(best, known[1:])),
+            f"Of the defenses that lose at most {points}, {least}." if separate else f"{alike}.",
+            f"It costs {_costs(best, summary.loss)}; {_proof(best)}.",
+            " ".join(_sureness(best, [pair for pair in known if pair[0] != name])),
         ),
     )
 
 
-def _costs(verdict: Verdict) -> str:
+def _leakage(verdict: Verdict) -> str:
+    """0.4 [0.1, 0.8], 6/24 recognised."""
+    recognised = "" if verdict.recognised == "–" else f", {verdict.recognised} recognised"
+    return verdict.leakage + recognised
+
+
+def _costs(verdict: Verdict, loss: float) -> str:
     multiples = [
         f"{times(value)} the {COSTS[name].title}"
         for name, value in verdict.costs.items()
         if value is not None
     ]
     points = "unknown accuracy" if verdict.drop is None else f"{verdict.drop_text} points"
-    return ", ".join([points, *multiples])
+    over = f" (more than {100 * loss:g} is not excluded)" if verdict.over else ""
+    return ", ".join([points + over, *multiples])
 
 
 def _proof(verdict: Verdict) -> str:
-    epsilon = None if verdict.row is None else verdict.row.eps_record
-    if epsilon is None or epsilon == math.inf:
-        return "nothing is proven of it"
-    worth, number = epsilon_words(epsilon).split()
+    row = verdict.row
+    if row is None or row.eps_record is None or row.eps_record == math.inf:
+        claim = "" if row is None or row.eps_claimed is None else epsilon_text(row.eps_claimed)
+        return f"it claims an epsilon of {claim}, none is proven" if claim else "nothing is proven"
+    worth, number = epsilon_words(row.eps_record).split()
     return f"its epsilon of {number} is {worth}"
 
 
 def _sureness(best: Verdict, others: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
     tied = [name for name, v in others if v.marks.best]
+    less = [(n, v) for n, v in others if v.doubts and (v.leak or 0.0) < (best.leak or 0.0)]
     if best.doubts:
-        sure = next((f"{name} ({v.leakage})" for name, v in others if not v.doubts), None)
-        least = f", and {sure} is the least without such doubt" if sure else ""
-        yield f"It may leak more: {'; '.join(best.doubts)}{least}."
+        yield f"It may leak more: {'; '.join(best.doubts)}."
     elif not others:
-        yield "It is the only one."
+        yield "No other one does."
     elif not best.marks.best:
-        yield "No test tells it from the others."
+        yield "No test separates it from the others."
     elif tied:
-        yield f"The test does not tell {', '.join(tied)} from it."
+        yield f"Statistically tied with it: {', '.join(tied)}."
     else:
-        yield "The test tells it from all others."
-    if best.marks.undefended:
-        yield "Nor does it tell it from no defense."
-    if any_one_seed([best.row]):
-        yield "One training: others may differ."
+        yield f"A paired test separates it from all others{' but these' if less else ''}."
+    if less and not best.doubts:
+        names = ", ".join(f"{name} ({_leakage(v)})" for name, v in less)
+        doubts = dict.fromkeys(doubt for _, v in less for doubt in v.doubts)
+        yield f"Less is shown, but more may leak: {names}: {'; '.join(doubts)}."
+    row = best.row
+    if row is not None and row.leaks is not None:
+        victims, seeds = sum(map(len, row.leaks.victims.values())), len(row.seeds)
+        yield f"Measured on {victims} victims of {seeds} training{'s' if seeds > 1 else ''}."

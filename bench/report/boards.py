@@ -17,11 +17,11 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain
-from bench.report.columns import LEAKAGE, NOTHING, Column, Shown, board_columns
+from bench.report.columns import LEAKAGE, NOTHING, Column, Shown, board_columns, epsilon_text
 from bench.report.costs import COSTS, CostColumn, parts
 from bench.report.leaderboard import row_id
 from bench.report.overview import Verdict, epsilon_words, times
-from bench.report.papers import Publication, defense_papers
+from bench.report.papers import Publication, papers_of
 from bench.report.tables import tables
 from bench.report.verdicts import find_undefended, has_use
 
@@ -142,7 +142,7 @@ def board_of(
     rows = [r for all_ in reports.values() for _, table in tables(all_) for r in keep(table)]
     shown = [c for c in board_columns(rows) if not (attacks and c.attack) or attacks(c.attack)]
     suites = {row.suite for row in rows}
-    papers = defense_papers(rows)
+    papers = papers_of("defense", (part for row in rows for part in row.defense.split("+")))
     heads = _order([*shown, *_page_columns((), "", papers)], several=len(suites) > 1)
     if attacks:
         heads = [h for h in heads if h.attack or h.name in _SHORT]
@@ -200,11 +200,15 @@ def _page_columns(
 
     def worth(row: Row) -> Shown:
         value = "" if row.eps_record is None else f"{row.eps_record:g}"
-        return Shown(text=epsilon_words(row.eps_record), value=value)
+        claimed = epsilon_text(row.eps_claimed)
+        refuted = ", refuted" if row.audit and row.audit.verdict_claim == "violated" else ""
+        beside = "" if claimed == "–" else f"claimed {claimed}{refuted}"
+        return Shown(text=epsilon_words(row.eps_record), value=value, beside=beside)
 
     def paper(field: str) -> Callable[[Row], Shown]:
         def show(row: Row) -> Shown:
-            value = str(getattr(papers.get(row.defense), field, None) or "")
+            found = (papers[part] for part in row.defense.split("+") if part in papers)
+            value = str(getattr(next(found, None), field, None) or "")
             return Shown(text=value or "–", value=value)
 
         return show

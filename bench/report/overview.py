@@ -249,11 +249,19 @@ def overview(rows: Sequence[Row], loss: float = LOSS, titles: Sequence[str] = ()
 
 
 def ranked(summary: Overview, place: int) -> list[tuple[str, Verdict]]:
-    """Return the defenses that were run in one table of an overview, the least leaky first, those
-    without a figure behind them, the undefended one last."""
+    """Return the defenses that were run in one table of an overview, the least leaky first; behind
+    them those that may leak more than they show, those without a figure, the undefended one."""
     lines = [(line.defense, line.verdicts[place]) for line in summary.lines]
     ran = [(name, v) for name, v in lines if v.leakage != "–"]
-    return sorted(ran, key=lambda p: (p[0] == UNDEFENDED, p[1].leak is None, p[1].leak or 0.0))
+    return sorted(
+        ran,
+        key=lambda pair: (
+            pair[0] == UNDEFENDED,
+            pair[1].leak is None,
+            bool(pair[1].doubts),
+            pair[1].leak or 0.0,
+        ),
+    )
 
 
 def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:

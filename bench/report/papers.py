@@ -135,19 +135,6 @@ def publications(rows: Sequence[Row]) -> list[Publication]:
     return list({p.title: p for p in found if p.title}.values())
 
 
-def defense_papers(rows: Iterable[Row]) -> dict[str, Publication]:
-    """Return the papers of the installed defenses in some rows by name; of several in one, of the
-    first that has one. Raises UserError as `publication_of`."""
-    names = {row.defense for row in rows}
-    parts = {part for name in names for part in name.split("+")}
-    usable = discover(needed=[("defense", part) for part in parts]).usable
-    plugins = {part: usable.get(("defense", part)) for part in parts}
-    made = {name: plugin.cls for name, plugin in plugins.items() if plugin and plugin.cls}
-    papers = {name: publication_of(cls, name) for name, cls in made.items()}
-    first = {n: next(filter(None, map(papers.get, n.split("+"))), None) for n in names}
-    return {name: paper for name, paper in first.items() if paper}
-
-
 def to_bibtex(rows: Sequence[Row], run: Run) -> str:
     """Return BibTeX of leakbench, with the run's suite, and of its rows' `publications`."""
     seeds = ", ".join(map(str, run.seeds))

@@ -55,7 +55,7 @@ def collect(folder: Path, *, budget: int = BUDGET) -> Pictures:
     that are damaged.
     """
     if not (folder / "artifacts").is_dir():
-        return none("this result folder holds no reconstructions")
+        return none("this result folder holds no reconstructions; its command makes them")
     sources = list(_sources(folder))
     single = _gather(sources, victims=1, budget=budget)
     size = sum(map(len, single["sprites"]))

@@ -58,6 +58,7 @@
   const table = new DataTable("#board", {
     order: [], orderDescReverse: false, autoWidth: false, pageLength: 50, lengthMenu: [25, 50, 100, { label: "all", value: -1 }],
     columnDefs: [
+      { targets: "_all", orderSequence: ["asc", "desc"] },
       { targets: places((h) => !h.text), type: "figure" },
       { targets: places((h) => h.from > innerWidth), visible: false },
     ],
@@ -123,7 +124,11 @@
     if (table.page.len() > 0) table.page(Math.floor(at / table.page.len())).draw("page");
     for (const other of $$(".target", body)) other.classList.remove("target");
     row.classList.add("target");
-    row.scrollIntoView({ block: "center" });
+    const box = row.closest(".scroll");
+    box.scrollIntoView();
+    box.scrollTop = row.offsetTop - $("#board thead").offsetHeight;
+    const button = $(".open", row);
+    if (button && button.getAttribute("aria-expanded") !== "true") toggle(button);
   }
 
   function restore() {
@@ -173,7 +178,7 @@
     const quote = (text) => `"${(/^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? "'" : "") + text.replaceAll('"', '""')}"`;
     const words = (cell) => {
       const copy = cell.cloneNode(true);
-      for (const part of $$(".hidden, .forest", copy)) part.remove();
+      for (const part of $$(".hidden, .forest, .narrow", copy)) part.remove();
       for (const part of $$("small", copy)) part.prepend(" ");
       return copy.textContent.replace(/\s+/g, " ").trim();
     };
@@ -308,8 +313,9 @@
     if (Object.keys(row.attacks).length) inner.append(part("Attacks", attackTable(row, pieces, metrics)));
     const found = pictureList(index);
     if (found) inner.append(part("Reconstructions", found));
-    inner.append(make("p", {}, make("a", { href: `#${rows[index].id}`, textContent: "Link to this row" })),
-      make("button", { type: "button", className: "close", textContent: "Close" }));
+    inner.append(make("p", { className: "ends" },
+      make("button", { type: "button", className: "link", textContent: "Copy the link to this view" }),
+      make("button", { type: "button", className: "close", textContent: "Close" })));
     return inner;
   }
 
@@ -462,6 +468,10 @@
     if (!target) return;
     if (target.matches(".open")) toggle(target);
     else if (target.matches(".csv")) downloadCsv();
+    else if (target.matches(".link")) {
+      const said = (text) => explain(target, make("p", { textContent: text }));
+      navigator.clipboard.writeText(location.href).then(() => said("Copied."), () => said(location.href));
+    }
     else if (target.matches(".close")) {
       const button = $(".open", target.closest("tr").previousElementSibling);
       toggle(button, false);
