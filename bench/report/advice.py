@@ -12,6 +12,9 @@ from bench.report.costs import COSTS
 from bench.report.overview import Head, Overview, Verdict, epsilon_words, times
 from bench.report.verdicts import CONTROL, UNDEFENDED
 
+_LEAST_GAIN = 0.05
+"""Leakage by which a defense must be below the undefended one to be called better."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
@@ -50,8 +53,9 @@ def _advise(summary: Overview, place: int, head: Head) -> Advice:
     name, best = next((pair for pair in known if not pair[1].doubts), known[0])
     without = "" if bare is None else f"; without a defense {_leakage(bare)}"
     least = f"{name} leaks least: {_leakage(best)}{without}"
-    separate = not best.marks.undefended
-    alike = f"No defense that loses at most {points} is separable from none here; {least}"
+    gain = 1.0 if bare is None else (bare.leak or 0.0) - (best.leak or 0.0)
+    separate = not best.marks.undefended and gain >= _LEAST_GAIN
+    alike = f"No defense that loses at most {points} clearly leaks less than none here; {least}"
     return Advice(
         head=head,
         defense=name,
@@ -96,7 +100,7 @@ def _sureness(best: Verdict, others: Sequence[tuple[str, Verdict]]) -> Iterator[
     if best.doubts:
         yield f"It may leak more: {'; '.join(best.doubts)}."
     elif not others:
-        yield "No other one does."
+        yield "No other one loses so little."
     elif not best.marks.best:
         yield "No test separates it from the others."
     elif tied:
