@@ -25,7 +25,7 @@ class ILRG(Attack):
     whole counts are refined and then weighed with other counters, by what these get right on
     batches of public samples (see `engine.weighed`). Of several releases the least doubtful answer
     counts, and the weighing has the counters of all.
-    Source: Ma, Sun, Cui, Li, Guo, Xu, arXiv:2207.02160, Eq. 8-12. Departures: shrinkage,
+    Source: Ma, Sun, Cui, Li, Guo, Xu, ICLR 2023, Eq. 8-12. Departures: shrinkage,
     refinement and weighing (shrink 0 and refine 0 are the paper's), rounding by largest remainder,
     a defense-aware estimate of the gradient (see `gradient_estimate`), partly visible heads (see
     `restore`), and LU in place of the pseudo-inverse, which has the same solution.
@@ -41,7 +41,7 @@ class ILRG(Attack):
 
     recovers = frozenset({"counts"})
     reads = "all"
-    source = "Ma et al., arXiv:2207.02160"
+    source = "Ma et al., ICLR 2023 (iLRG)"
 
     def __init__(self, *, shrink: float = SHRINK, refine: int = REFINE) -> None:
         check_number("shrink", shrink, "instances", least=0)

@@ -6,7 +6,7 @@
 system filled number by number in Python. What a user of such code gains is that ratio.
 `vectorised` is the strongest one-at-a-time form we know, numpy without a Python loop over
 numbers: that ratio says what is left once the other code's plainness is taken away. Both are
-Eq. 8-12 of arXiv:2207.02160 in float64, without the shrinkage and refinement of ours, and must
+Eq. 8-12 of the paper in float64, without the shrinkage and refinement of ours, and must
 give the same counts as each other.
 
 Ratios are printed, not asserted: a machine under load would make any bound a coin toss. All
