@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -21,9 +21,11 @@ from bench.report.columns import LEAKAGE, NOTHING, Column, Shown, board_columns,
 from bench.report.costs import COSTS, CostColumn, parts
 from bench.report.leaderboard import row_id
 from bench.report.overview import Verdict, epsilon_words, times
-from bench.report.papers import Publication, papers_of
 from bench.report.tables import tables
 from bench.report.verdicts import find_undefended, has_use
+
+if TYPE_CHECKING:
+    from bench.report.papers import Publication
 
 DIGITS = 4
 """Significant digits on the page, one less of bounds; leaderboard.json has all of them."""
@@ -139,6 +141,8 @@ def board_of(
         attacks: Of which attacks it has the scores, and shows some at first; None: it has every
             column there is.
     """
+    from bench.report.papers import papers_of  # which imports the plugins
+
     rows = [r for all_ in reports.values() for _, table in tables(all_) for r in keep(table)]
     shown = [c for c in board_columns(rows) if not (attacks and c.attack) or attacks(c.attack)]
     suites = {row.suite for row in rows}
