@@ -24,15 +24,8 @@ from bench.harness.environment import network_of, not_applicable, shares_of, ver
 from bench.harness.membership import MembershipInference
 from bench.harness.work import Work
 from bench.privacy.ledger import account
+from bench.protocols import export
 from bench.protocols.evaluate import Reached, Utility, evaluate
-from bench.protocols.export import (
-    PUBLIC,
-    TRUTH,
-    earlier_path,
-    save_release,
-    save_tensors,
-    save_truth,
-)
 from bench.protocols.federation import (
     PARTICIPATION,
     UPLOADED,
@@ -284,7 +277,7 @@ def save_public(dataset: Dataset, job: TrainJob, artifacts: Path) -> None:
     granted = [len(dataset.aux_y) if t.aux is None else t.aux for t in job.threats]
     most = slice(None, max(granted))
     public = {"x": dataset.aux_x[most], "y": dataset.aux_y[most]}
-    save_tensors(public, artifacts / f"{PUBLIC}.safetensors")
+    export.save_tensors(public, artifacts / f"{export.PUBLIC}.safetensors")
 
 
 class Recorder:
@@ -328,8 +321,8 @@ class Recorder:
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
                 self.declared.note_aggregation(seen)
                 stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
-                save_release(seen, self.artifacts / f"{stem}-seen")
-                save_truth(truth, self.artifacts / f"{stem}{TRUTH}")
+                export.save_release(seen, self.artifacts / f"{stem}-seen")
+                export.save_truth(truth, self.artifacts / f"{stem}{export.TRUTH}")
             self.views[threat.name] += len(views)
         if self.inference:
             self.inference.add_round(federation, result)
@@ -356,7 +349,7 @@ class Recorder:
         if not seen.clients:
             return Observation(status="not_applicable", reason="no client checked in")
         stem = f"{checkpoint}-{threat.name}"
-        save_truth(truth, self.artifacts / f"{stem}{TRUTH}")
+        export.save_truth(truth, self.artifacts / f"{stem}{export.TRUTH}")
         return Observation(status="done", stem=stem)
 
     def release(
@@ -376,7 +369,7 @@ class Recorder:
         self.declared.note_aggregation(seen)
         path = self.artifacts / f"{checkpoint}-{threat.name}-seen"
         if number is None:
-            save_release(seen, path, earlier=threat.rounds - 1)
+            export.save_release(seen, path, earlier=threat.rounds - 1)
         else:
-            save_release(seen, earlier_path(path, number), of_many=True)
+            export.save_release(seen, export.earlier_path(path, number), of_many=True)
         return seen, truth

@@ -11,16 +11,8 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of
+from bench.records import outcomes
 from bench.records.jobs import TrainJob, canonical
-from bench.records.outcomes import (
-    AttackInputs,
-    AttackOutcome,
-    AttackRecord,
-    AuditSummary,
-    Record,
-    TrainOutcome,
-    TrainRecord,
-)
 from bench.records.run import Cell, PlannedTraining
 
 Claims = Iterator[tuple[bool, str]]
@@ -29,24 +21,24 @@ _ROUNDING = 1e-5
 """Relative for figures beyond 1: processors differ by less."""
 
 
-def check_training(record: TrainOutcome, planned: PlannedTraining, devices: str) -> None:
+def check_training(record: outcomes.TrainOutcome, planned: PlannedTraining, devices: str) -> None:
     """Raise UserError if a training's record does not fit its job. devices: of run.json."""
     job = planned.job
     claims = _record_claims(record, planned.key, record.inputs == job, devices)
     _refuse(f"train record {planned.key} ({job.name})", claims)
-    if isinstance(record, TrainRecord):
+    if isinstance(record, outcomes.TrainRecord):
         _refuse(f"train record {planned.key} ({job.name})", _training_claims(record, job))
 
 
 def check_attack(
-    record: AttackOutcome, cell: Cell, trained: TrainOutcome | None, devices: str
+    record: outcomes.AttackOutcome, cell: Cell, trained: outcomes.TrainOutcome | None, devices: str
 ) -> None:
     """Raise UserError if an attack's record does not fit its job on that training."""
     what = f"attack record {cell.key} ({cell.name}, seed {cell.seed})"
-    same = record.inputs == AttackInputs.of(cell.job)
+    same = record.inputs == outcomes.AttackInputs.of(cell.job)
     _refuse(what, _record_claims(record, cell.key, same, devices))
     _refuse(what, iter([(record.train == cell.train_key, f"its training is {record.train}")]))
-    if isinstance(record, AttackRecord) and record.is_scored:
+    if isinstance(record, outcomes.AttackRecord) and record.is_scored:
         _refuse(what, _attack_claims(record, cell, trained))
 
 
@@ -56,16 +48,16 @@ def _refuse(what: str, claims: Claims) -> None:
             raise UserError(f"{what} contradicts its run: {words}.")
 
 
-def _record_claims(record: Record, key: str, same_job: bool, devices: str) -> Claims:
+def _record_claims(record: outcomes.Record, key: str, same_job: bool, devices: str) -> Claims:
     yield record.key == key, f"it is record {record.key or 'without a key'}"
     yield same_job, "its inputs are not those of its job in run.json"
-    if isinstance(record, TrainRecord | AttackRecord):
+    if isinstance(record, outcomes.TrainRecord | outcomes.AttackRecord):
         here = not devices or record.device in devices.split(", ")
         yield here, f"it ran on {record.device}, not on {devices}"
         yield 0 <= record.seconds < math.inf, f"it took {record.seconds} seconds"
 
 
-def _training_claims(record: TrainRecord, job: TrainJob) -> Claims:
+def _training_claims(record: outcomes.TrainRecord, job: TrainJob) -> Claims:
     clients, played = job.protocol.clients, record.rounds_played
     planned = job.protocol.rounds
     enough = played == planned or (record.diverged is not None and played <= planned)
@@ -97,7 +89,7 @@ def _training_claims(record: TrainRecord, job: TrainJob) -> Claims:
     yield record.variant == variant, f"its variant is {record.variant}, not {variant}"
     late = [p.rounds for p in record.course if p.rounds > played]
     yield not late, f"its course has round {late} of {played}"
-    if isinstance(record.audit, AuditSummary):
+    if isinstance(record.audit, outcomes.AuditSummary):
         yield record.audit.draws == job.audit, f"its audit has {record.audit.draws} draws"
         yield record.audit.eps_audited >= 0, f"its audit found {record.audit.eps_audited}"
     asked = any(t.membership for t in job.threats)
@@ -109,9 +101,11 @@ def _training_claims(record: TrainRecord, job: TrainJob) -> Claims:
         yield False, f"it was observed under {name}, which is none of its threats"
 
 
-def _attack_claims(record: AttackRecord, cell: Cell, trained: TrainOutcome | None) -> Claims:
+def _attack_claims(
+    record: outcomes.AttackRecord, cell: Cell, trained: outcomes.TrainOutcome | None
+) -> Claims:
     threat = cell.job.threat
-    if not isinstance(trained, TrainRecord):
+    if not isinstance(trained, outcomes.TrainRecord):
         yield False, f"it is done, and its training is {trained.status if trained else 'missing'}"
         return
     look = trained.observations[cell.checkpoint].get(cell.threat)
@@ -184,14 +178,14 @@ def check_together(trainings: Iterable[PlannedTraining], read: Callable[..., Any
     for training in trainings:
         job = training.job
         trained = read("train", training.key)
-        if not isinstance(trained, TrainRecord):
+        if not isinstance(trained, outcomes.TrainRecord):
             continue
         task = canonical([job.task, job.protocol])
         tests = (trained.test_samples, trained.class_chance)
         once(("tests", task, job.seed), tests, job.name, "their test sets differ")
         for cell in training.cells:
             record = read("attack", cell.key)
-            if not isinstance(record, AttackRecord):
+            if not isinstance(record, outcomes.AttackRecord):
                 continue
             who = f"{cell.name} (seed {cell.seed})"
             once(("floor", cell.attack), record.is_floor, who, "only one of them reads messages")
