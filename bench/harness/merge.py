@@ -9,29 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench import records
 from bench.errors import UserError
 from bench.harness.plan import expand
 from bench.harness.store import Store, stage_folder, write_whole
-from bench.records import (
-    RUN,
-    AttackJob,
-    AttackOutcome,
-    Cell,
-    Job,
-    Kind,
-    PlannedTraining,
-    Record,
-    Run,
-    TrainJob,
-    TrainOutcome,
-    canonical,
-    check_kept,
-    check_together,
-    is_settled,
-    labels,
-    plain,
-    to_json,
-)
 from bench.suite import DECIDES_NO_FIGURE, Suite
 
 _DIFFERING = ("seeds", *DECIDES_NO_FIGURE)
@@ -43,11 +24,11 @@ _VARIES = (
 )
 """Of a record: what may differ when the same figures are made twice: the clock's readings, and the
 length of ciphertexts, whose randomness is fresh, with the files that say it."""
-R = TypeVar("R", bound=TrainOutcome | AttackOutcome)
-Part = tuple[Path, Run]
+R = TypeVar("R", bound=records.TrainOutcome | records.AttackOutcome)
+Part = tuple[Path, records.Run]
 
 
-def merge(folders: Sequence[Path], out: Path) -> Run:
+def merge(folders: Sequence[Path], out: Path) -> records.Run:
     """Write the union of result folders to an empty or new one, whole or not at all, and return its
     run.
 
@@ -62,14 +43,14 @@ def merge(folders: Sequence[Path], out: Path) -> Run:
     if not folders:
         raise UserError("merge needs at least one result folder.")
     _check_empty(out)
-    parts = [(folder, Run.read(folder)) for folder in folders]
+    parts = [(folder, records.Run.read(folder)) for folder in folders]
     run = _join(parts)
     stores = [Store(*part) for part in parts]
     with stage_folder(out) as target:
         for training in run.trainings:
             _copy_all(training, stores, Store(target))
-        check_together(run.trainings, Store(target, run).read)
-        write_whole(target / RUN, to_json(run))
+        records.check_together(run.trainings, Store(target, run).read)
+        write_whole(target / records.RUN, records.to_json(run))
         _check_empty(out)
     return run
 
@@ -82,7 +63,7 @@ def _check_empty(out: Path) -> None:
 # --- run.json -----------------------------------------------------------------------------------
 
 
-def _join(parts: Sequence[Part]) -> Run:
+def _join(parts: Sequence[Part]) -> records.Run:
     """One run. Raises UserError for parts that do not belong together."""
     for part in parts[1:]:
         _check_alike(parts[0], part)
@@ -97,7 +78,7 @@ def _join(parts: Sequence[Part]) -> Run:
     )
     commands = sorted({c for r in runs for c in r.commands or (r.command,)})
     names = dict.fromkeys(n for r in runs for n in r.versions)
-    return Run(
+    return records.Run(
         suite=suite,
         command=" && ".join(commands),
         commands=tuple(commands) if len(commands) > 1 else (),
@@ -143,13 +124,13 @@ def _code(parts: Sequence[Part]) -> dict[str, str]:
     return {name: hashes[name][0] for name in sorted(hashes)}
 
 
-def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
+def _union(suite: Suite, parts: Sequence[Part]) -> tuple[records.PlannedTraining, ...]:
     """Return all trainings with all their cells, in a whole run's order."""
-    jobs: dict[str, TrainJob] = {}
-    cells: dict[str, dict[str, Cell]] = {}
-    keys: dict[Job, tuple[str, Path]] = {}
+    jobs: dict[str, records.TrainJob] = {}
+    cells: dict[str, dict[str, records.Cell]] = {}
+    keys: dict[records.Job, tuple[str, Path]] = {}
 
-    def check_key(job: TrainJob | AttackJob, key: str, folder: Path) -> None:
+    def check_key(job: records.TrainJob | records.AttackJob, key: str, folder: Path) -> None:
         known, first = keys.setdefault(job, (key, folder))
         if known != key:
             raise UserError(
@@ -168,13 +149,15 @@ def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
                 check_key(cell.job, cell.key, folder)
                 mine[cell.key] = cell
     places = {job: place for place, job in enumerate(expand(suite).trainings)}
-    columns = list(labels(suite))
+    columns = list(records.labels(suite))
 
-    def place(cell: Cell) -> tuple[int, int]:
+    def place(cell: records.Cell) -> tuple[int, int]:
         return suite.checkpoints.index(cell.checkpoint), columns.index(cell.label)
 
     return tuple(
-        PlannedTraining(key=key, job=jobs[key], cells=tuple(sorted(cells[key].values(), key=place)))
+        records.PlannedTraining(
+            key=key, job=jobs[key], cells=tuple(sorted(cells[key].values(), key=place))
+        )
         for key in sorted(jobs, key=lambda k: (places.get(jobs[k], len(places)), jobs[k].text))
     )
 
@@ -182,14 +165,14 @@ def _union(suite: Suite, parts: Sequence[Part]) -> tuple[PlannedTraining, ...]:
 # --- records and artifacts ------------------------------------------------------------------
 
 
-def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store) -> None:
+def _copy_all(training: records.PlannedTraining, stores: Sequence[Store], target: Store) -> None:
     """Copy the records of a training and of every attack on it that stay, with their files.
 
     Attacks on a training that failed in one folder and is done in another are left out: a run
     there makes them anew.
     """
     trained = [(s, r) for s in stores if (r := s.read("train", training.key)) is not None]
-    kept = [s for s, r in trained if is_settled(r)]
+    kept = [s for s, r in trained if records.is_settled(r)]
     _copy("train", training.key, _pick(trained), target)
     for cell in training.cells:
         tried = kept or stores
@@ -199,26 +182,31 @@ def _copy_all(training: PlannedTraining, stores: Sequence[Store], target: Store)
 
 def _pick(pairs: list[tuple[Store, R]]) -> list[tuple[Store, R]]:
     """Return the settled records, or all if none is settled."""
-    return [(s, r) for s, r in pairs if is_settled(r)] or pairs
+    return [(s, r) for s, r in pairs if records.is_settled(r)] or pairs
 
 
 def _copy(
-    kind: Kind, key: str, pairs: list[tuple[Store, R]], target: Store, *, compare: bool = True
+    kind: records.Kind,
+    key: str,
+    pairs: list[tuple[Store, R]],
+    target: Store,
+    *,
+    compare: bool = True,
 ) -> None:
     """Copy the record that stays, one with its files where there is one, and its files. compare:
     whether settled records must have equal figures."""
     if not pairs:
         return
-    pairs = sorted(pairs, key=lambda f: (not f[0].artifacts(key).is_dir(), canonical(f[1])))
+    pairs = sorted(pairs, key=lambda f: (not f[0].artifacts(key).is_dir(), records.canonical(f[1])))
     first, record = pairs[0]
-    figures = _figures(plain(record))
+    figures = _figures(records.plain(record))
     same = [first]
     for store, twin in pairs[1:]:
-        others = _figures(plain(twin))
+        others = _figures(records.plain(twin))
         if others == figures:
             if twin.hashes == record.hashes:
                 same.append(store)
-        elif compare and is_settled(record):
+        elif compare and records.is_settled(record):
             name = "training" if kind == "train" else "attack"
             place = next(p for p in sorted({*figures, *others}) if figures.get(p) != others.get(p))
             values = f"{figures.get(place)!r} and {others.get(place)!r}"
@@ -226,17 +214,17 @@ def _copy(
                 f"{name} {key} has different figures in {first.folder} and {store.folder} "
                 f"({place}: {values[:200]})."
             )
-    write_whole(target.path(kind, key), to_json(record))
+    write_whole(target.path(kind, key), records.to_json(record))
     for store in same:
         _copy_artifacts(store.artifacts(key), target.artifacts(key), record)
 
 
-def _copy_artifacts(source: Path, target: Path, record: Record) -> None:
+def _copy_artifacts(source: Path, target: Path, record: records.Record) -> None:
     """Add a folder's files. Raises UserError for a file that is there with other content, and
     for anything that is not what the record lists."""
     if not source.is_dir():
         return
-    check_kept(source, record)
+    records.check_kept(source, record)
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         copy = target / path.name

@@ -24,24 +24,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, overload
 
+from bench import records
 from bench.errors import UserError
 from bench.files import check_plain, no_link, sha256
-from bench.records import (
-    ARCHIVE,
-    AttackOutcome,
-    AttackRecord,
-    DoneRecord,
-    Kind,
-    Record,
-    Run,
-    TrainOutcome,
-    check_attack,
-    check_kept,
-    check_training,
-    read_outcome,
-    to_json,
-    unpack,
-)
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
@@ -110,13 +95,13 @@ class Store:
         run: The run that its records belong to: each is held against it when it is read.
     """
 
-    def __init__(self, folder: Path, run: Run | None = None) -> None:
+    def __init__(self, folder: Path, run: records.Run | None = None) -> None:
         self.folder = folder
-        self._checked: set[Kind] = set()
-        self._trained: tuple[str, TrainOutcome | None] = ("", None)
+        self._checked: set[records.Kind] = set()
+        self._trained: tuple[str, records.TrainOutcome | None] = ("", None)
         self.hold(run)
 
-    def hold(self, run: Run | None) -> None:
+    def hold(self, run: records.Run | None) -> None:
         """Hold records against this run from now on; None: against none."""
         self._devices = "" if run is None else run.device
         self._trainings = {t.key: t for t in run.trainings} if run else {}
@@ -146,29 +131,29 @@ class Store:
             yield
 
     @property
-    def names(self) -> set[tuple[Kind, str]]:
+    def names(self) -> set[tuple[records.Kind, str]]:
         """Kind and key of every record."""
-        kinds: tuple[Kind, ...] = ("train", "attack")
+        kinds: tuple[records.Kind, ...] = ("train", "attack")
         places = ((k, self.folder / "records" / k) for k in kinds)
         own = {(k, p.stem) for k, folder in places for p in folder.glob("*.json")}
         return own or set(self._archived)
 
-    def keys(self, kind: Kind) -> list[str]:
+    def keys(self, kind: records.Kind) -> list[str]:
         """Return the keys of all records of a kind."""
         return sorted(key for own, key in self.names if own == kind)
 
     @cached_property
-    def _archived(self) -> Mapping[tuple[Kind, str], Any]:
+    def _archived(self) -> Mapping[tuple[records.Kind, str], Any]:
         """The records of published results; none of a run's own folder."""
-        if (self.folder / "records").is_dir() or not (self.folder / ARCHIVE).is_file():
+        if (self.folder / "records").is_dir() or not (self.folder / records.ARCHIVE).is_file():
             return {}
-        return unpack(self.folder / ARCHIVE)
+        return records.unpack(self.folder / records.ARCHIVE)
 
     def artifacts(self, key: str) -> Path:
         """Return where a job's files lie. Raises UserError if that is a link."""
         return no_link(self.folder, "artifacts", key)
 
-    def path(self, kind: Kind, key: str) -> Path:
+    def path(self, kind: records.Kind, key: str) -> Path:
         """Return where a record lies. Raises UserError if its folder is a link."""
         if kind not in self._checked:
             no_link(self.folder, "records", kind)
@@ -184,25 +169,25 @@ class Store:
         """Remove what jobs of a killed run left behind. Only while holding the folder."""
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
 
-    def keep(self, kind: Kind, key: str, record: Record) -> None:
+    def keep(self, kind: records.Kind, key: str, record: records.Record) -> None:
         """Put a finished job's files and its record in their places, the record last, with the
         sizes and hashes of the files. Raises OSError if that fails: then there is no record."""
         place = self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
         record = replace(record, files={}, hashes={})
-        if isinstance(record, DoneRecord):
+        if isinstance(record, records.DoneRecord):
             record = self._with_files(key, record)
         shutil.rmtree(self.scratch(key), ignore_errors=True)
         self.write(kind, key, record)
 
-    def keep_scored(self, key: str, record: AttackOutcome) -> None:
+    def keep_scored(self, key: str, record: records.AttackOutcome) -> None:
         """As `keep`, of an attack that was scored: its files stay, the score's join them."""
-        if isinstance(record, DoneRecord):
+        if isinstance(record, records.DoneRecord):
             record = self._with_files(key, record)
         self.write("attack", key, record)
 
-    def _with_files(self, key: str, record: DoneRecord) -> Any:
+    def _with_files(self, key: str, record: records.DoneRecord) -> Any:
         """The record with the sizes and hashes of its job's files, which are put in their place."""
         scratch, place = self.scratch(key), self.artifacts(key)
         files, hashes = dict(record.files or {}), dict(record.hashes or {})
@@ -217,15 +202,15 @@ class Store:
             _to_disk(place.parent)
         return replace(record, files=files, hashes=hashes)
 
-    def write(self, kind: Kind, key: str, record: Record) -> None:
+    def write(self, kind: records.Kind, key: str, record: records.Record) -> None:
         """Write a record alone."""
         self._trained = "", None
-        write_whole(self.path(kind, key), to_json(replace(record, key=key)))
+        write_whole(self.path(kind, key), records.to_json(replace(record, key=key)))
 
-    def damage(self, key: str, record: Record) -> str | None:
+    def damage(self, key: str, record: records.Record) -> str | None:
         """Return what `check_kept` says of all the record's files; None if nothing is wrong."""
         try:
-            check_kept(self.artifacts(key), record)
+            records.check_kept(self.artifacts(key), record)
         except UserError as error:
             return str(error)
         return None
@@ -233,14 +218,14 @@ class Store:
     @overload
     def read(
         self, kind: Literal["train"], key: str, *, lenient: bool = False, unscored: bool = False
-    ) -> TrainOutcome | None: ...
+    ) -> records.TrainOutcome | None: ...
     @overload
     def read(
         self, kind: Literal["attack"], key: str, *, lenient: bool = False, unscored: bool = False
-    ) -> AttackOutcome | None: ...
+    ) -> records.AttackOutcome | None: ...
     def read(
-        self, kind: Kind, key: str, *, lenient: bool = False, unscored: bool = False
-    ) -> TrainOutcome | AttackOutcome | None:
+        self, kind: records.Kind, key: str, *, lenient: bool = False, unscored: bool = False
+    ) -> records.TrainOutcome | records.AttackOutcome | None:
         """The record of a training or attack, None if there is none.
 
         Args:
@@ -258,21 +243,21 @@ class Store:
             if lenient:
                 return None
             raise
-        waits = isinstance(record, AttackRecord) and not record.is_scored
+        waits = isinstance(record, records.AttackRecord) and not record.is_scored
         return None if waits and not unscored else record
 
-    def _read(self, kind: Kind, key: str) -> Any:
+    def _read(self, kind: records.Kind, key: str) -> Any:
         try:
-            record: Any = read_outcome(self.path(kind, key), kind)
+            record: Any = records.read_outcome(self.path(kind, key), kind)
         except FileNotFoundError:
             record = self._archived.get((kind, key))
         if record is None:
             return None
         if kind == "train" and key in self._trainings:
-            check_training(record, self._trainings[key], self._devices)
+            records.check_training(record, self._trainings[key], self._devices)
             self._trained = key, record
         elif kind == "attack" and (cell := self._cells.get(key)):
             if self._trained[0] != cell.train_key:
                 self._trained = cell.train_key, self._read("train", cell.train_key)
-            check_attack(record, cell, self._trained[1], self._devices)
+            records.check_attack(record, cell, self._trained[1], self._devices)
         return record

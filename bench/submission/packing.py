@@ -14,24 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import __version__, models
+from bench import __version__, models, records
 from bench.errors import UserError
 from bench.harness.environment import Environment
 from bench.harness.environment import plugins_of as plugins_of_job
 from bench.harness.keys import Code, Keys
 from bench.harness.store import Store, stage_folder
-from bench.records import (
-    RUN,
-    AttackOutcome,
-    Cell,
-    NoResult,
-    PlannedTraining,
-    Run,
-    TrainOutcome,
-    canonical,
-    is_settled,
-    to_json,
-)
 from bench.records.submitted import MANIFEST, SCHEMA, SUBMISSION, PluginSource, Submission
 from bench.registry import PluginKind, Registry, discover
 from bench.report.files import Files
@@ -68,7 +56,7 @@ def submit(
     Raises:
         UserError: Saying why the run or the plugin cannot be submitted.
     """
-    run = Run.read(run_folder)
+    run = records.Run.read(run_folder)
     files = [*([Path(target)] if is_file(target) else []), *attacks]
     paths = tuple(f.resolve() for f in files)
     registry = discover(paths)
@@ -94,7 +82,7 @@ def submit(
     jobs: list[Any] = [t.job for t in own]
     if kind == "attack":
         jobs = [c.job for t in own for c in cells_of(t, kind, name)]
-    tried = {canonical(j.settings): dict(j.settings) for j in jobs}
+    tried = {records.canonical(j.settings): dict(j.settings) for j in jobs}
     for settings in tried.values():
         tell(f"Checking {name} with {settings or 'its defaults'}.")
         findings = check(registry, kind, name, settings).findings
@@ -128,7 +116,7 @@ def submit(
             shutil.copyfile(file, stage / source)
         for record_kind, key in part.record_names:
             _copy(store.read(record_kind, key), Store(stage).path(record_kind, key))
-        _text(stage / RUN, to_json(part))
+        _text(stage / records.RUN, records.to_json(part))
         made = Files(stage)
         _text(stage / SUBMISSION, json.dumps(submission.model_dump(by_alias=True), indent=1))
         reasons = marks(made.rows, part, kind=kind, name=name)
@@ -141,15 +129,15 @@ def submit(
 # --- what is chosen -------------------------------------------------------------------------------
 
 
-def table_of(training: PlannedTraining) -> str:
+def table_of(training: records.PlannedTraining) -> str:
     """Trainings with one text stand in the same tables."""
     job = training.job
-    return canonical([job.task.model_dump(exclude={"protocol"}), job.protocol, job.seed])
+    return records.canonical([job.task.model_dump(exclude={"protocol"}), job.protocol, job.seed])
 
 
 def choose(
-    run: Run, kind: str, name: str, registry: Registry
-) -> tuple[list[PlannedTraining], list[PlannedTraining]]:
+    run: records.Run, kind: str, name: str, registry: Registry
+) -> tuple[list[records.PlannedTraining], list[records.PlannedTraining]]:
     """The trainings of a defense, or with cells of an attack, and the undefended ones of the same
     tables.
 
@@ -184,7 +172,10 @@ def choose(
 
 
 def check_unchanged(
-    own: Sequence[PlannedTraining], reference: Sequence[PlannedTraining], keys: Keys, kind: str
+    own: Sequence[records.PlannedTraining],
+    reference: Sequence[records.PlannedTraining],
+    keys: Keys,
+    kind: str,
 ) -> None:
     """Raises UserError if a record was made by other source than is here now."""
     for training in [t for t in reference if kind == "attack" or t not in own]:
@@ -205,7 +196,7 @@ def check_unchanged(
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def _only(registry: Registry, target: str, run: Run) -> tuple[PluginKind, str]:
+def _only(registry: Registry, target: str, run: records.Run) -> tuple[PluginKind, str]:
     """The one plugin of the target. Of a file with several, the one that the run has."""
     plugins = plugins_of(registry, target)
     for kind, name in plugins:
@@ -219,7 +210,7 @@ def _only(registry: Registry, target: str, run: Run) -> tuple[PluginKind, str]:
     return plugins[0]
 
 
-def _check_data(training: PlannedTraining) -> None:
+def _check_data(training: records.PlannedTraining) -> None:
     task = training.job.task
     if ":" in task.dataset:
         what, name = f"the data set '{task.dataset.partition(':')[0]}:...'", "datasets"
@@ -233,7 +224,7 @@ def _check_data(training: PlannedTraining) -> None:
     )
 
 
-def _check_finished(store: Store, trainings: Sequence[PlannedTraining]) -> list[str]:
+def _check_finished(store: Store, trainings: Sequence[records.PlannedTraining]) -> list[str]:
     """Labels of the failed cells; without a record, or where a training failed, refuse."""
     failed = []
     for training in trainings:
@@ -241,18 +232,18 @@ def _check_finished(store: Store, trainings: Sequence[PlannedTraining]) -> list[
         record = store.read("train", training.key)
         if record is None:
             raise UserError(f"the run is not finished: the training of {what} has no record.")
-        if not is_settled(record):
+        if not records.is_settled(record):
             raise UserError(f"the training of {what} {record.status}: {record.reason}")
         for cell in training.cells:
             scored = store.read("attack", cell.key)
             if scored is None:
                 raise UserError(f"the run is not finished: {cell.label} on {what} has no record.")
-            if not is_settled(scored):
+            if not records.is_settled(scored):
                 failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {scored.status}")
     return failed
 
 
-def cells_of(training: PlannedTraining, kind: str, name: str) -> list[Cell]:
+def cells_of(training: records.PlannedTraining, kind: str, name: str) -> list[records.Cell]:
     """A training's cells that are the submission's own."""
     return [c for c in training.cells if kind == "defense" or c.attack == name]
 
@@ -261,7 +252,7 @@ def cells_of(training: PlannedTraining, kind: str, name: str) -> list[Cell]:
 
 
 def _sources(
-    registry: Registry, trainings: Sequence[PlannedTraining], files: Sequence[Path]
+    registry: Registry, trainings: Sequence[records.PlannedTraining], files: Sequence[Path]
 ) -> list[PluginSource]:
     """Every plugin of the submitted rows, with the hash of its source."""
     names: dict[tuple[PluginKind, str], None] = {}
@@ -294,21 +285,21 @@ def _without_paths(command: str) -> str:
     return " ".join(word if word == "&&" else shlex.quote(word) for word in words)
 
 
-def _copy(record: TrainOutcome | AttackOutcome | None, path: Path) -> None:
+def _copy(record: records.TrainOutcome | records.AttackOutcome | None, path: Path) -> None:
     if record is None:
         raise UserError(f"the record {path.stem} of the run was lost while it was read.")
-    if isinstance(record, NoResult):
+    if isinstance(record, records.NoResult):
         # A traceback names files of this machine, and no figure comes from it.
         record = replace(record, traceback=None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _text(path, to_json(record))
+    _text(path, records.to_json(record))
 
 
 def _text(path: Path, text: str) -> None:
     path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
 
 
-def _private(places: Sequence[Path], run: Run) -> list[str]:
+def _private(places: Sequence[Path], run: records.Run) -> list[str]:
     """Folders of the author's machine: where this runs, and what the run was made with and from."""
     named = [*places, Path(sys.prefix)]
     for command in (run.command, *run.commands):
