@@ -23,17 +23,7 @@ from bench.harness.shared import SharedWork
 from bench.harness.work import Work
 from bench.metrics.answers import answer_of, tensors_of, validate_answer
 from bench.protocols.export import PUBLIC, load_seen, save_tensors
-from bench.records import (
-    AttackJob,
-    AttackOutcome,
-    AttackRecord,
-    DoubledRun,
-    NoResult,
-    TrainOutcome,
-    TrainRecord,
-    check_kept,
-    sound_text,
-)
+from bench.records import AttackJob, check_kept, outcomes, sound_text
 from bench.registry import judge
 from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
@@ -61,13 +51,13 @@ class Attacking(Work):
     """
 
     job: AttackJob
-    trained: TrainOutcome
+    trained: outcomes.TrainOutcome
     observed: Path
-    earlier: tuple[tuple[str, AttackRecord, Path], ...] = ()
+    earlier: tuple[tuple[str, outcomes.AttackRecord, Path], ...] = ()
     followed: bool = False
 
     @whole_float32()
-    def __call__(self) -> AttackOutcome:
+    def __call__(self) -> outcomes.AttackOutcome:
         """Attack one observation; see `docs/records.md` for the record, which has no scores yet.
 
         One that spends gradient evaluations on images of the reference defense, and does not
@@ -83,7 +73,7 @@ class Attacking(Work):
         records = []
         for number, stem in enumerate(look.stems):
             record = _attack_view(self, trained, stem, number, alone=not look.views)
-            if isinstance(record, NoResult):
+            if isinstance(record, outcomes.NoResult):
                 return record
             records.append(record)
         record = join_views(records) if look.views else records[0]
@@ -134,8 +124,8 @@ class Answer:
 
 
 def _attack_view(
-    work: Attacking, trained: TrainRecord, stem: str, number: int, *, alone: bool
-) -> AttackRecord | NoResult:
+    work: Attacking, trained: outcomes.TrainRecord, stem: str, number: int, *, alone: bool
+) -> outcomes.AttackRecord | outcomes.NoResult:
     """Attack what was seen of clients that did the same work, and write the answer.
 
     Args:
@@ -205,7 +195,7 @@ def _attack_view(
         loaded = load_seen(place, most_bytes=RELEASES_BYTES)
         seen_anew = _restrict(anew, of_victims(loaded, left) if spared.by else loaded)
         again = run_once(anew, seen_anew, 2 * cell.budget)
-        doubled = DoubledRun(
+        doubled = outcomes.DoubledRun(
             budget=2 * cell.budget,
             values={},
             gradient_evaluations=again.evaluations,
@@ -224,7 +214,7 @@ def _attack_view(
     if read < observed and not attack.is_floor:
         which = "the last" if seen is not everything else f"{read}, which fit the memory,"
         notes.append(f"read {which} of {observed} observed rounds")
-    return AttackRecord(
+    return outcomes.AttackRecord(
         victims=victims,
         samples=samples,
         failed=0,
@@ -244,7 +234,7 @@ def _attack_view(
     )
 
 
-def join_views(records: Sequence[AttackRecord]) -> AttackRecord:
+def join_views(records: Sequence[outcomes.AttackRecord]) -> outcomes.AttackRecord:
     """One attack's records of all views of recorded rounds as one, victims one after the other."""
 
     def all_of(parts: Sequence[list[float] | None]) -> list[float] | None:
@@ -273,7 +263,7 @@ def join_views(records: Sequence[AttackRecord]) -> AttackRecord:
     )
 
 
-def _load_earlier(label: str, record: AttackRecord, artifacts: Path, view: int) -> Earlier:
+def _load_earlier(label: str, record: outcomes.AttackRecord, artifacts: Path, view: int) -> Earlier:
     """Load an earlier attack's answer about a view."""
     path = Answer.path(artifacts, view)
     check_kept(artifacts, record, path.name)

@@ -45,17 +45,7 @@ from bench.protocols.settings import (
     rounds_to_record,
 )
 from bench.protocols.split import start_federation
-from bench.records import (
-    AuditFailure,
-    AuditSummary,
-    CoursePoint,
-    Observation,
-    TrainJob,
-    TrainOutcome,
-    TrainRecord,
-    Workings,
-    sound_text,
-)
+from bench.records import TrainJob, outcomes, sound_text
 from bench.sandbox.declared import MessageCheck
 from bench.seeding import generator
 from bench.toolkit.precision import whole_float32
@@ -72,7 +62,7 @@ class Training(Work):
     job: TrainJob
 
     @whole_float32()
-    def __call__(self) -> TrainOutcome:
+    def __call__(self) -> outcomes.TrainOutcome:
         """Train, observe at each checkpoint, account; see `docs/records.md` for the record."""
         try:
             return _train(self)
@@ -80,7 +70,7 @@ class Training(Work):
             return not_applicable(str(error).rstrip("."))
 
 
-def _train(work: Training) -> TrainOutcome:
+def _train(work: Training) -> outcomes.TrainOutcome:
     began = time.perf_counter()
     job, env = work.job, work.env
     dataset = work.data()
@@ -105,7 +95,7 @@ def _train(work: Training) -> TrainOutcome:
         seed=job.seed,
         device=device,
     )
-    observations: dict[str, dict[str, Observation]] = {}
+    observations: dict[str, dict[str, outcomes.Observation]] = {}
     declared = MessageCheck(defense, job.seed, protocol.batch, federation.clients)
     recorder = Recorder(work, federation, dataset, declared)
     own = [t for t in job.threats if not t.recorded]
@@ -155,7 +145,7 @@ def _train(work: Training) -> TrainOutcome:
     spent = RoundSeconds()
     uploaded = torch.zeros(len(UPLOADED), dtype=torch.float64, device=device)
     reached = Reached()
-    course: list[CoursePoint] = []
+    course: list[outcomes.CoursePoint] = []
     diverged: str | None = None
     norm_before = _norm(federation.state)
     look(0)
@@ -177,7 +167,7 @@ def _train(work: Training) -> TrainOutcome:
         look(rounds)
         if rounds in measured:
             figures, entry = utility(), account(defense, facts())
-            point = CoursePoint(
+            point = outcomes.CoursePoint(
                 rounds=rounds,
                 correct=figures.correct,
                 personal_accuracies=figures.personal_accuracies,
@@ -190,13 +180,15 @@ def _train(work: Training) -> TrainOutcome:
     if any(look.status == "done" for looks in observations.values() for look in looks.values()):
         save_public(dataset, job, work.artifacts)
     for checkpoint in set(job.checkpoints) - observations.keys():
-        missing = Observation(status="not_applicable", reason=f"training diverged ({diverged})")
+        missing = outcomes.Observation(
+            status="not_applicable", reason=f"training diverged ({diverged})"
+        )
         threats = own if checkpoint != TRAINING else recorder.threats
         observations[checkpoint] = {t.name: missing for t in threats}
         for left in work.artifacts.glob(f"{checkpoint}-*"):  # releases that nothing will read
             left.unlink()
     happened = facts()
-    return TrainRecord(
+    return outcomes.TrainRecord(
         variant=defense.variant,
         **vars(utility()),
         diverged=diverged,
@@ -211,7 +203,7 @@ def _train(work: Training) -> TrainOutcome:
         course=tuple(course),
         undeclared=declared.reasons(),
         membership=recorder.inference.summarise() if recorder.inference else None,
-        workings=Workings(
+        workings=outcomes.Workings(
             **dict(zip(UPLOADED, (uploaded / uploaded.sum().clamp_min(1)).tolist(), strict=True)),
             training=spent.training / rounds,
             parties=spent.parties / rounds,
@@ -224,7 +216,7 @@ def _train(work: Training) -> TrainOutcome:
     )
 
 
-def _audit(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | None:
+def _audit(defense: Defense, job: TrainJob) -> outcomes.AuditSummary | outcomes.AuditFailure | None:
     """Audit one release; None if the suite asks for no audit."""
     if not job.audit:
         return None
@@ -234,9 +226,9 @@ def _audit(defense: Defense, job: TrainJob) -> AuditSummary | AuditFailure | Non
     try:
         result = audit(defense, draws=job.audit, seed=job.seed)
     except PluginFault as fault:  # a training must not be lost to a hook that only the audit trips
-        return AuditFailure(reason=sound_text(str(fault)))
-    told = {field.name for field in fields(AuditSummary)}
-    return AuditSummary(**{n: v for n, v in vars(result).items() if n in told})
+        return outcomes.AuditFailure(reason=sound_text(str(fault)))
+    told = {field.name for field in fields(outcomes.AuditSummary)}
+    return outcomes.AuditSummary(**{n: v for n, v in vars(result).items() if n in told})
 
 
 def check_company(job: TrainJob, defense: Defense) -> None:
@@ -320,7 +312,7 @@ class Recorder:
             self.left_out |= dict.fromkeys(reasons)
             for number, (seen, truth) in enumerate(views, start=self.views[threat.name]):
                 self.declared.note_aggregation(seen)
-                stem = Observation.view_stem(f"{TRAINING}-{threat.name}", number)
+                stem = outcomes.Observation.view_stem(f"{TRAINING}-{threat.name}", number)
                 export.save_release(seen, self.artifacts / f"{stem}-seen")
                 export.save_truth(truth, self.artifacts / f"{stem}{export.TRUTH}")
             self.views[threat.name] += len(views)
@@ -328,18 +320,20 @@ class Recorder:
             self.inference.add_round(federation, result)
         return result
 
-    def observations(self) -> dict[str, Observation]:
+    def observations(self) -> dict[str, outcomes.Observation]:
         """Return the observation of each threat."""
         reason = f"not attacked: {'; '.join(self.left_out)}" if self.left_out else None
         none = reason or "no client took part in a recorded round"
         return {
-            name: Observation(status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views)
+            name: outcomes.Observation(
+                status="done", reason=reason, stem=f"{TRAINING}-{name}", views=views
+            )
             if views
-            else Observation(status="not_applicable", reason=none)
+            else outcomes.Observation(status="not_applicable", reason=none)
             for name, views in self.views.items()
         }
 
-    def observe(self, threat: ThreatSettings, checkpoint: Checkpoint) -> Observation:
+    def observe(self, threat: ThreatSettings, checkpoint: Checkpoint) -> outcomes.Observation:
         """Save the last release of a checkpoint's observation and the truth; at init, whose
         releases all begin in the present state, the others too."""
         if checkpoint == "init":
@@ -347,10 +341,10 @@ class Recorder:
                 self.release(threat, checkpoint, number)
         seen, truth = self.release(threat, checkpoint)
         if not seen.clients:
-            return Observation(status="not_applicable", reason="no client checked in")
+            return outcomes.Observation(status="not_applicable", reason="no client checked in")
         stem = f"{checkpoint}-{threat.name}"
         export.save_truth(truth, self.artifacts / f"{stem}{export.TRUTH}")
-        return Observation(status="done", stem=stem)
+        return outcomes.Observation(status="done", stem=stem)
 
     def release(
         self, threat: ThreatSettings, checkpoint: Checkpoint, number: int | None = None
