@@ -133,7 +133,11 @@ def tune(
         losses: Accuracies that may be lost, as shares of the test samples.
         steps: Bisections.
     """
-    suite = _add_validation(suite)
+    tasks = [  # with validation samples in place of test samples
+        task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})
+        for task in suite.tasks
+    ]
+    suite = suite.model_copy(update={"tasks": tasks, "seeds": own_seeds(suite)})
     tuned = searches(suite, registry)
     bare = [d for d in suite.defenses if d.name == UNDEFENDED]
     for _ in range(1 + steps):
@@ -146,15 +150,6 @@ def tune(
         for search, values in tried:
             search.lost |= dict(_losses(search, values, rows, suite))
     return tuned
-
-
-def _add_validation(suite: Suite) -> Suite:
-    """The suite with validation samples in place of test samples, and with other seeds."""
-    tasks = [
-        task.model_copy(update={"dataset_settings": {**task.dataset_settings, "validation": True}})
-        for task in suite.tasks
-    ]
-    return suite.model_copy(update={"tasks": tasks, "seeds": own_seeds(suite)})
 
 
 def own_seeds(suite: Suite) -> list[int]:

@@ -108,7 +108,9 @@ class PMSFL(Defense):
     ) -> tuple[State, State]:
         """theta = .5 and frozen weights for what the masks cover; all else as it is."""
         const = {
-            n: kaiming_normal(params[n], rng=rng) if params[n].dim() > 1 else params[n]
+            n: gaussian_like(params[n], std=math.sqrt(2 / params[n][0].numel()), rng=rng)
+            if params[n].dim() > 1  # N(0, 2 / fan_in) (He et al. 2015)
+            else params[n]
             for n, submodel in on_clients.items()
             if self.masks == "all" or submodel == "bottom"
         }
@@ -283,11 +285,6 @@ class PMSFL(Defense):
             "collapse_probability_at_0.9": collapse_probability(0.9, clients=clients),
             "log10_c_pow_d": d * math.log10(self.clip),
         }
-
-
-def kaiming_normal(like: Tensor, *, rng: torch.Generator) -> Tensor:
-    """N(0, 2 / fan_in) of the shape of a weight [out, in, ...] (He et al. 2015)."""
-    return gaussian_like(like, std=math.sqrt(2 / like[0].numel()), rng=rng)
 
 
 def with_slope(value: Tensor, scores: Tensor, *, variant: Variant, lr_scale: float) -> Tensor:

@@ -68,10 +68,7 @@ class CensoredLaplace(ClippedLaplace):
     """Laplace noise on values that were sent, then a clip of both together to +-limit."""
 
     faithful = False
-
-    @property
-    def proof(self) -> None:
-        return None
+    proof = None
 
     def apply(self, values: Tensor) -> Tensor:
         return values

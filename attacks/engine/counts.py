@@ -162,7 +162,8 @@ def restore(head: HeadGradient, counting: Counting) -> Restored:
     then, and where the system is singular, the counts n minimise
     |A n - b|^2 + (1'n - K)^2 + 1e-6 |n - K share|^2.
     """
-    silent = _silent(head)
+    seen = (head.bias_seen & (head.bias != 0)).any(dim=1)
+    silent = ~(seen | (head.weight_seen & (head.weight != 0)).flatten(1).any(dim=1))
     filled, rows = complete(head, counting.public.features)
     logits, product = _quotient_logits(filled, counting)
     share = counting.public.share
@@ -226,12 +227,6 @@ def _near(level: tuple[float, float], classes: int) -> float:
     so that C - 1 free counts come so near by chance with probability level[1] only."""
     most, chance = level
     return min(most, 0.5 * chance ** (1 / max(1, classes - 1)))
-
-
-def _silent(head: HeadGradient) -> Tensor:
-    """bool [V]: no value that was seen differs from 0."""
-    seen = (head.bias_seen & (head.bias != 0)).any(dim=1)
-    return ~(seen | (head.weight_seen & (head.weight != 0)).flatten(1).any(dim=1))
 
 
 def complete(head: HeadGradient, public: Tensor) -> tuple[HeadGradient, Tensor]:

@@ -245,7 +245,9 @@ class Drift:
         """The one that explains the activations best, or None if the broadcast stages do."""
         trained = [self.train(steps, path=path) for steps in STEPS for path in (True, False)]
         tried = [self.around(variables) for variables in (self.start, *trained)]
-        losses = torch.tensor([self._best_loss(one) for one in tried], dtype=torch.float64)
+        # Of the best images under each as it is.
+        fits = [self._fit(replace(one, scale={}), noises=(0.1,))[1].mean() for one in tried]
+        losses = torch.tensor([float(loss) for loss in fits], dtype=torch.float64)
         best = int(losses.nan_to_num(math.inf).argmin())
         return tried[best] if best else None
 
@@ -281,10 +283,6 @@ class Drift:
         return Surrogate(variables={n: variables[n] for n in self.kept}, centre=centre, scale=scale)
 
     # --- images and stages ------------------------------------------------------------------
-    def _best_loss(self, one: Surrogate) -> float:
-        """Mean loss of the best images under the surrogate as it is."""
-        return float(self._fit(replace(one, scale={}), noises=(0.1,))[1].mean())
-
     def translate(self, one: Surrogate) -> Release:
         """See `with_private_parts`."""
         release = self.release

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
-from bench.contract.messages import SERVER, UPLOAD_KINDS, Part, as_kind
+from bench.contract.messages import SERVER, UPLOAD_KINDS, as_kind
 from bench.models import Network
 from bench.protocols.observe import Truth
 from bench.sandbox.rehearsal import Rehearsals
@@ -69,21 +69,14 @@ def explain_difference(
 
 def _update(seen: Seen, client: str) -> dict[str, Tensor]:
     """Return by how much a client's readable uploads moved its state; 0 where it sent nothing."""
-    base = {n: v.cpu() for n, v in seen.before.items()}
-    update = {n: torch.zeros_like(v) for n, v in base.items()}
+    update = {n: torch.zeros_like(v, device="cpu") for n, v in seen.before.items()}
     for message in seen.messages:
         if message.sender == client and message.receiver == SERVER and message.kind in UPLOAD_KINDS:
-            message = message.with_parts({n: _on_cpu(p) for n, p in message.parts.items()})
             lr = float(seen.known["lr"])
-            for name, part in as_kind(message, "update", base=base, lr=lr).parts.items():
+            for name, part in as_kind(message, "update", base=seen.before, lr=lr).parts.items():
                 if name in update and not message.sealed:
-                    update[name] = torch.where(part.presence(), part.values, 0.0)
+                    update[name] = torch.where(part.presence(), part.values, 0.0).cpu()
     return update
-
-
-def _on_cpu(part: Part) -> Part:
-    present = None if part.present is None else part.present.cpu()
-    return replace(part, values=part.values.cpu(), present=present)
 
 
 def _difference(seen: Seen, sent: dict[str, Tensor], played: list[dict[str, Tensor]]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ from bench.cli import options
 from bench.errors import UserError
 
 if TYPE_CHECKING:
-    from bench.privacy.ledger import Entry
     from bench.report.accounts import Account
 
 
@@ -54,8 +53,11 @@ def ledger(
     elif over:
         _print_table(table)
     else:
-        for line in _entry_lines(table[0].entry):
+        entry = table[0].entry
+        for line in [*entry.words, *(f"- {reason}" for reason in entry.reasons)]:
             options.say(line)
+        for key, value in entry.constants.items():
+            options.say(f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}")
 
 
 def _parse_over(over: Sequence[str]) -> dict[str, list[Any]]:
@@ -91,13 +93,6 @@ def _print_table(accounts: Sequence[Account]) -> None:
         options.say(line)
 
 
-def _entry_lines(entry: Entry) -> Iterator[str]:
-    yield from entry.words
-    yield from (f"- {reason}" for reason in entry.reasons)
-    for key, value in entry.constants.items():
-        yield f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}"
-
-
 def audit(
     defense: Annotated[str, typer.Argument(help="A defense, or a+b.")],
     set_: options.DefenseSet = None,
@@ -128,7 +123,7 @@ def audit(
                 options.console.print(audits.failure(fault), highlight=False)
             raise typer.Exit(1) from None
     if as_json:
-        typer.echo(to_json(document | result.to_dict()))
+        typer.echo(to_json(document | asdict(result)))
         return
     for block in audits.terminal(result):
         options.console.print(block, highlight=False)

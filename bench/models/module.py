@@ -421,7 +421,8 @@ def _training_modes(
     if not draws and _equal(moved, still):
         return modes
     if draws:
-        parts = _random_parts(module)
+        known = ("Dropout", "DropPath", "StochasticDepth")  # as far as classes' names say
+        parts = [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]
         where = f" ({', '.join(parts[:3])}{' and others' if len(parts) > 3 else ''})"
         raise UserError(
             f"{what} draws random numbers in training{where if parts else ''}, which would be a "
@@ -455,9 +456,3 @@ def _equal(a: Any, b: Tensor) -> bool:
     """Return whether a is a tensor of b's shape and nearly its values."""
     fits = isinstance(a, Tensor) and a.shape == b.shape
     return fits and bool(torch.allclose(a, b, rtol=1e-4, atol=1e-5))
-
-
-def _random_parts(module: nn.Module) -> list[str]:
-    """Return where dropout is, as far as its classes' names say."""
-    known = ("Dropout", "DropPath", "StochasticDepth")
-    return [n for n, m in module.named_modules() if any(k in type(m).__name__ for k in known)]

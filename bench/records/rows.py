@@ -342,7 +342,8 @@ class Row:
     @property
     def data(self) -> str:
         """The data set as titles have it: of a folder or file its last part, folder:faces."""
-        return data_title(self.dataset)
+        kind, colon, path = self.dataset.partition(":")
+        return f"{kind}:{PureWindowsPath(path).name}" if colon else kind
 
     @property
     def where(self) -> str:
@@ -353,12 +354,6 @@ class Row:
     def setting(self) -> str:
         """spm(epsilon=1.5, variant=printed)."""
         return setting_text(self.defense, self.settings)
-
-
-def data_title(dataset: str) -> str:
-    """See `Row.data`."""
-    kind, colon, path = dataset.partition(":")
-    return f"{kind}:{PureWindowsPath(path).name}" if colon else kind
 
 
 Sentence = Callable[[Flag], str]

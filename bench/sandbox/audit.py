@@ -10,8 +10,8 @@ a record is replaced, as in the ledger, and a client is added or removed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from bench.contract.defense import Defense
 from bench.contract.events import Facts
@@ -98,10 +98,6 @@ class Audit:
     verdict_proof: Verdict
     pairs: tuple[AuditFinding, ...]
     skipped: tuple[Skipped, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The audit as JSON can hold it."""
-        return asdict(self)
 
 
 def audit(

@@ -13,10 +13,6 @@ from bench.contract.network import NetworkView
 from bench.toolkit.batches import soft_cross_entropy
 
 
-def _as_it_is(q: Tensor) -> Tensor:
-    return q
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OfNetwork:
     """What both losses stand on; mode and buffers are as in `NetworkView.run`."""
@@ -68,7 +64,7 @@ class SplitLoss(_OfNetwork):
     """
 
     cut: str
-    sent: Callable[[Tensor], Tensor] = _as_it_is
+    sent: Callable[[Tensor], Tensor] = lambda q: q
 
     def __call__(self, variables: State, x: Any, y: Any) -> Tensor:
         weights = self.realize(variables)

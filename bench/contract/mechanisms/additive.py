@@ -24,10 +24,7 @@ class NoiseFree(Mechanism):
     """
 
     each: dict[str, Any]
-
-    @property
-    def random(self) -> bool:
-        return False
+    random = False
 
     def apply(self, values: Tensor) -> Tensor:
         return Mechanism.from_dict(self.each).apply(values)

@@ -76,6 +76,8 @@ class Mechanism:
     """Whether, where it draws nothing, what was seen tells an interval that the value lies in."""
     vague: ClassVar[bool] = False
     """Whether that interval is so wide that a likelihood and a prior compare, not a distance."""
+    remembers: ClassVar[bool] = False
+    """Whether what is sent also follows from what the client kept of earlier rounds."""
     reads_absent: ClassVar[bool] = False
     """Whether its law takes values that were not sent, as 0, for those too small to be."""
 
@@ -115,11 +117,6 @@ class Mechanism:
     def random(self) -> bool:
         """Whether two releases of the same value differ."""
         return True
-
-    @property
-    def remembers(self) -> bool:
-        """Whether what is sent also follows from what the client kept of earlier rounds."""
-        return False
 
     @property
     def variance(self) -> float:
@@ -304,10 +301,7 @@ class Clip(Mechanism):
 
     norm: float
     order: int = 2
-
-    @property
-    def random(self) -> bool:
-        return False
+    random = False
 
     def bound_of(self, order: int) -> float | None:
         return self.norm if order == self.order else None

@@ -48,7 +48,7 @@ class Sparsified(Mechanism):
         return self.residual
 
     @property
-    def remembers(self) -> bool:
+    def remembers(self) -> bool:  # type: ignore[override]
         return self.residual
 
     def sample(self, values: Tensor, rng: torch.Generator, *, base: Base = None) -> Tensor:

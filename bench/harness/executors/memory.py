@@ -25,19 +25,15 @@ def peaks() -> dict[str, int | None]:
     return {"host": host, "device": torch.cuda.max_memory_allocated()}
 
 
-def total_bytes() -> int:
-    """Memory of this machine, or of the container that it is."""
+def share_of(workers: int) -> int:
+    """Return the bytes that each of some workers may hold, of the memory of this machine or of the
+    container that it is."""
     limits = [psutil.virtual_memory().total]
     for place in map(Path, _CGROUP_LIMITS):
         text = place.read_text(encoding="utf-8").strip() if place.is_file() else ""
         if text.isdigit():
             limits.append(int(text))
-    return min(limits)
-
-
-def share_of(workers: int) -> int:
-    """Return the bytes that each of some workers may hold."""
-    return int(_SHARE * total_bytes() / max(1, workers))
+    return int(_SHARE * min(limits) / max(1, workers))
 
 
 def keep_to_share() -> None:
