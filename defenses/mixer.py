@@ -52,12 +52,16 @@ def deal_patches(
 ) -> Tensor:
     """Masks bool [clients, patches] in which every patch belongs to exactly one client.
 
-    uniform: largest-remainder sizes. dirichlet: sizes are Dirichlet-multinomial; should one of
-    several clients get everything, a patch drawn at random goes to another one, since a client
-    that sends all its patches is not mixed at all. Which patches is uniform in both.
+    uniform: largest-remainder sizes, of which the first clients get the extra one: the paper's
+    [lambda N] leaves open how to round, and floor, round and ceiling all miss the total for most
+    numbers of clients, which its "no blank patches" excludes. dirichlet: sizes are
+    Dirichlet-multinomial; should one of several clients get everything, a patch drawn at random
+    goes to another one, since a client that sends all its patches is not mixed at all. Which
+    patches is uniform in both.
     """
     if mixing == "uniform":
-        sizes = torch.tensor(partition_sizes(patches, clients))
+        share, extra = divmod(patches, clients)
+        sizes = torch.tensor([share + (i < extra) for i in range(clients)])
         owner = torch.arange(clients).repeat_interleave(sizes)
         owner = owner[torch.randperm(patches, generator=rng)]
     else:
@@ -68,16 +72,6 @@ def deal_patches(
             shift = torch.randint(1, clients, (1,), generator=rng)
             owner[given] = (owner[given] + shift) % clients
     return torch.arange(clients)[:, None] == owner
-
-
-def partition_sizes(patches: int, clients: int) -> list[int]:
-    """Largest-remainder sizes of `patches` shared evenly; the first clients get the extra one.
-
-    The paper's [lambda N] leaves open how to round, and floor, round and ceiling all miss the
-    total for most numbers of clients, which its "no blank patches" excludes.
-    """
-    share, extra = divmod(patches, clients)
-    return [share + (i < extra) for i in range(clients)]
 
 
 def deal_boxes(

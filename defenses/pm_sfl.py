@@ -129,6 +129,8 @@ class PMSFL(Defense):
 
     def realize(self, variables: State, const: State, draw: State) -> State:
         """w_b * M with M = [u < sigma(s)], or w_b * sigma(s) without a draw (Sec. 4.1)."""
+        # Adam, which takes no notice of a factor but beside its floor, gets lr_scale afterwards.
+        scale = self.lr_scale if self.optimizer == "sgd" else 1.0
         weights = {}
         for name, value in variables.items():
             if name not in const:
@@ -137,15 +139,9 @@ class PMSFL(Defense):
             mask = torch.sigmoid(value)
             if _MASK + name in draw:
                 mask = (draw[_MASK + name] < mask).to(mask)
-            through = with_slope(mask, value, variant=self.variant, lr_scale=self._in_slope)
+            through = with_slope(mask, value, variant=self.variant, lr_scale=scale)
             weights[name] = const[name] * through
         return weights
-
-    @property
-    def _in_slope(self) -> float:
-        """Factor of the score gradients. Adam, which takes no notice of one but beside its floor,
-        gets lr_scale afterwards."""
-        return self.lr_scale if self.optimizer == "sgd" else 1.0
 
     def direction(
         self, gradient: State, memory: State, step: int, const: State, softness: float = 0.0

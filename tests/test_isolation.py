@@ -25,6 +25,7 @@ from bench.report.frames import to_csv
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.submission import staged
+from bench.submission.figures import Comparison
 from bench.submission.isolation import isolation
 from bench.submission.packing import submit
 from tests.board import SCHEMA
@@ -199,10 +200,11 @@ def test_an_answer_without_scores_is_no_result_yet(run: RunIt, tiny: Callable[..
     assert store.read("attack", key) == replace(record, memory=store.read("attack", key).memory)  # type: ignore[union-attr]
 
 
-def rerun(folder: Path, cells: list[Cell], sandbox: str) -> staged.Rerun:
-    return staged.rerun(
+def rerun(folder: Path, cells: list[Cell], sandbox: str) -> list[Comparison]:
+    comparisons, _ = staged.rerun(
         folder, cells, isolation=isolation(sandbox), env=Environment(), tolerance=0.02, workers=0
     )
+    return comparisons
 
 
 STEALS = '''
@@ -252,10 +254,10 @@ def test_in_the_sandbox_an_attack_finds_neither_truth_nor_data_set(
     folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.attack == "steals"]
     made = rerun(folder, cells, "bwrap")
-    told = {c.figure: c for c in made.comparisons if c.what.endswith("steals at init")}
+    told = {c.figure: c for c in made if c.what.endswith("steals at init")}
     assert told["status"].verdict == "differs"
     assert "failed" in told["status"].rerun
-    truths = [c for c in made.comparisons if c.figure.startswith("truth of")]
+    truths = [c for c in made if c.figure.startswith("truth of")]
     assert [c.verdict for c in truths] == ["equal"]
 
 
@@ -287,5 +289,5 @@ def test_verify_makes_the_truth_again_and_scores_against_it(
     folder = submit(str(plugin), store.folder, out=tmp_path / "subs")
     cells = [c for c in Run.read(folder).cells if c.defense == "false_truth"]
     made = rerun(folder, cells[:1], "none")
-    (truth,) = (c for c in made.comparisons if c.figure.startswith("truth of"))
+    (truth,) = (c for c in made if c.figure.startswith("truth of"))
     assert (truth.verdict, truth.rerun) == ("differs", "other samples")

@@ -30,7 +30,7 @@ from bench.submission.documents import marks, write_manifest
 from bench.submission.figures import Comparison, compare
 from bench.submission.packing import _check_data, submit
 from bench.submission.rerunning import load_plugins
-from bench.submission.staged import Rerun, trainings_of
+from bench.submission.staged import trainings_of
 from bench.submission.verification import candidates, open_folder, sample
 from tests import made_rows as made_up
 from tests.conftest import TINY, Run, changed
@@ -567,8 +567,7 @@ def test_where_no_score_was_compared_nothing_is_called_verified(
         Comparison(what=what, figure="status", submitted="failed", rerun="failed", verdict="equal")
         for what in labels
     ]
-    made = Rerun(comparisons=statuses)
-    monkeypatch.setattr("bench.submission.staged.rerun", lambda *a, **k: made)
+    monkeypatch.setattr("bench.submission.staged.rerun", lambda *a, **k: (statuses, None))
     code, text = verify(submitted, "--sample", "2")
     assert code == 0, text
     assert "2 of 2 sampled cells gave no figures to compare" in text

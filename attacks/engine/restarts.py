@@ -64,14 +64,8 @@ class Labels:
     hold: bool = False
     notes: tuple[str, ...] = ()
 
-    def fixed_labels(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
-        """Labels [P, K] that the starts `turn` [P] of the victims `chosen` [P] hold fixed."""
-        if self.fixed is not None:
-            return self.fixed[chosen]
-        return self.guess(chosen, turn) if self.hold else None
-
     def guess(self, chosen: Tensor, turn: Tensor) -> Tensor | None:
-        """Guessed labels [P, 1] of the starts, or None."""
+        """Guessed labels [P, 1] of the starts `turn` [P] of the victims `chosen` [P], or None."""
         if self.ranking is None:
             return None
         return self.ranking[chosen, turn % self.ranking.shape[1]][:, None]
@@ -231,8 +225,10 @@ def _play(
     encoding, device = wave.matcher.encoding, who.device
     chosen = who.repeat_interleave(wave.count)
     turn = torch.arange(wave.count, device=device).repeat(len(who))
-    held = known.fixed_labels(chosen, turn)
     guess = known.guess(chosen, turn)
+    held = guess if known.hold else None
+    if known.fixed is not None:
+        held = known.fixed[chosen]
     if wave.start == "answer":
         held = None if held is None else solution.labels[chosen]
         guess = solution.labels[chosen]

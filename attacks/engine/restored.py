@@ -72,11 +72,18 @@ def _view(release: Release, ctx: Context, *, shrink: float, refine: int) -> Head
     with torch.no_grad():
         features = ctx.network.features(weights, ctx.aux_x.to(ctx.device), buffers=buffers)
     samples = PublicSamples(features=features.double().cpu(), labels=ctx.aux_y.cpu())
+    probability = torch.softmax(samples.features @ weight.T + bias, dim=-1)
+    labels, classes = samples.labels, len(bias)
+    public = PublicClasses(  # means of all samples for a class without any
+        features=class_means(samples.features, labels, classes=classes),
+        probability=class_means(probability, labels, classes=classes),
+        share=torch.bincount(labels, minlength=classes).double() / len(labels),
+    )
     counting = Counting(
         weight=weight,
         bias=bias,
         total=release.samples,
-        public=_public_classes(samples, weight, bias),
+        public=public,
         shrink=shrink,
         refine=refine,
     )
@@ -213,17 +220,6 @@ def _head_gradient(releases: Iterable[Release], weight: Tensor, bias: Tensor) ->
             shown[place + 2].append(there.to(like.device))
     weights, biases, weight_seen, bias_seen = map(torch.cat, shown)
     return HeadGradient(weight=weights, bias=biases, weight_seen=weight_seen, bias_seen=bias_seen)
-
-
-def _public_classes(samples: PublicSamples, weight: Tensor, bias: Tensor) -> PublicClasses:
-    """Class means over the public samples (of all of them, for a class without any)."""
-    labels, classes = samples.labels, len(bias)
-    probability = torch.softmax(samples.features @ weight.T + bias, dim=-1)
-    return PublicClasses(
-        features=class_means(samples.features, labels, classes=classes),
-        probability=class_means(probability, labels, classes=classes),
-        share=torch.bincount(labels, minlength=classes).double() / len(labels),
-    )
 
 
 def _notes(restored: Restored, head: HeadGradient) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def verify(
         if code and not options.confirm("Run it?", yes=yes):
             tell("Nothing was run.")
             raise typer.Exit(2)
-        outcome = staged.rerun(
+        rerun, end = staged.rerun(
             folder,
             cells,
             isolation=isolated,
@@ -118,10 +118,10 @@ def verify(
             timeout_s=timeout,
             tell=partial(tell, style="dim"),
         )
-    comparisons = [*off, *outcome.comparisons]
+    comparisons = [*off, *rerun]
     verdicts = Counter(c.verdict for c in comparisons)
-    bare = sum(c.figure == "status" and c.what in names for c in outcome.comparisons)
-    failed = bool(verdicts["differs"] or outcome.end)
+    bare = sum(c.figure == "status" and c.what in names for c in rerun)
+    failed = bool(verdicts["differs"] or end)
     facts = {
         "digest": digest_of(folder),
         "device": env.device,
@@ -138,7 +138,7 @@ def verify(
         "cells_with_figures": len(cells) - bare,
         "differing": verdicts["differs"],
         "within_tolerance": verdicts["within tolerance"],
-        "end": outcome.end,
+        "end": end,
     }
     if as_json:
         comparisons_as_json = [asdict(c) for c in comparisons]

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,19 +69,6 @@ _EMBEDDED = tuple(
 """Folders of the data sets that need no download."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rerun:
-    """What came of running the submitted code.
-
-    Attributes:
-        comparisons: Every figure of the sample, submitted and rerun.
-        end: Why the rerun did not come to its end, where it did not.
-    """
-
-    comparisons: list[Comparison]
-    end: str | None = None
-
-
 def trainings_of(sampled: Sequence[Cell]) -> dict[TrainJob, str]:
     """The trainings that a sample's cells need, each once, and the keys of their records."""
     return {c.job.train: c.train_key for c in sampled}
@@ -97,7 +84,7 @@ def rerun(
     workers: int,
     timeout_s: float = 3600.0,
     tell: Callable[[str], None] = lambda text: None,
-) -> Rerun:
+) -> tuple[list[Comparison], str | None]:
     """Train and attack again in a temporary folder, and compare every figure that follows from the
     code; what a clock says is not compared.
 
@@ -115,9 +102,13 @@ def rerun(
         timeout_s: Most seconds of all of it.
         tell: Is told what has ended.
 
+    Returns:
+        Every figure of the sample, submitted and rerun; and why the rerun did not come to its end,
+        where it did not.
+
     Raises:
         UserError: For data sets that are missing here. What the code, or what it left, is refused
-            for is the rerun's `end`.
+            for is why the rerun did not come to its end.
     """
     cells = with_earlier(Run.read(folder), {c.key for c in sampled})
     for job in trainings_of(cells):
@@ -173,7 +164,7 @@ def rerun(
         end = f"The rerun was refused: {error}"
     except OverLimit:
         end = f"The rerun took more than {timeout_s:g} seconds and was stopped (--timeout)."
-    return Rerun(comparisons=comparisons, end=end)
+    return comparisons, end
 
 
 def _hand_on(

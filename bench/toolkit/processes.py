@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -37,8 +38,11 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def end_with_parent() -> None:
-    """Have this process end when the one that started it is gone, however that ended."""
+def serve_parent() -> None:
+    """Work for the process that started this one: only that one decides when to stop, what is
+    printed goes to stderr, and this process ends when that one is gone, however that ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prints_aside()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -186,11 +186,7 @@ class _Worker:
 
 def _serve(pipe: Connection, own: dict[str, str], timeout_s: float) -> None:
     """A worker's loop: take work, give back what it left."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when to stop
-    processes.end_with_parent()  # jobs would go on for hours, for nobody
-    processes.prints_aside()
+    processes.serve_parent()
     os.environ.clear()  # those of the server process may be older
     os.environ.update(own)
     import torch

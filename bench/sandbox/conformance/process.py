@@ -6,7 +6,6 @@ import faulthandler
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 from bench.errors import UserError
 from bench.sandbox.findings import Conformance, Finding
-from bench.toolkit.processes import end_with_parent, prints_aside
+from bench.toolkit.processes import serve_parent
 
 TIMEOUT_S = 600.0
 """Limit for the check of one plugin."""
@@ -106,9 +105,7 @@ def _place(stack: str, target: str) -> str:
 def _serve(pipe: Connection, folder: Path, timeout_s: float, asked: dict[str, Any]) -> None:
     """The process's own part: everything that is noticed goes into the pipe, and where it is when
     the time of a plugin is over into a file."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it decides when to stop
-    end_with_parent()
-    prints_aside()
+    serve_parent()
     stack = (folder / _STACK).open("w", encoding="utf-8")
     sys.path[:] = [os.path.abspath(p) for p in sys.path]
     place = folder / "work"
