@@ -57,7 +57,7 @@ class Snoop(PriorOnly):
 
 
 PATCHES = '''
-import bench.metrics.score, bench.harness.scoring, bench.harness.train
+import bench.metrics.score, bench.protocols.export, bench.harness.scoring
 from attacks.prior_only import PriorOnly
 from bench.api import Defense
 
@@ -80,7 +80,7 @@ class Attacker(Defense):
 class Writer(Defense):
     """Replaces what writes the truth, in the middle of a round."""
     def upload(self, messages, local, client):
-        patched(bench.harness.train, "save_truth")
+        patched(bench.protocols.export, "save_truth")
         return messages
 '''
 
