@@ -1,7 +1,5 @@
 """The cocktail party attack: samples that a first linear layer mixed, told apart like voices."""
 
-from __future__ import annotations
-
 from attacks.engine.mixture import not_mixed, unmix_samples
 from bench.api import Attack, Context, Reconstruction, Seen
 

@@ -1,7 +1,5 @@
 """DLG: deep leakage from gradients, image and soft label optimised together."""
 
-from __future__ import annotations
-
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import labels_by_sample, negative_bias, rank_labels, read_labels

@@ -5,8 +5,6 @@ logit j by any tensor, the tensor's gradient is the mean over samples of sum_j (
 about sum_j r_j J_j with J_j the mean over public samples. Least squares give r, and r the counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

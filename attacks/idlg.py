@@ -1,7 +1,5 @@
 """iDLG: labels are read off the head's gradient, then the images are matched."""
 
-from __future__ import annotations
-
 from attacks.engine.deep_leakage import DeepLeakage
 from attacks.engine.evidence import Evidence
 from attacks.engine.labels import read_labels

@@ -1,7 +1,5 @@
 """iLRG: how many samples of each class a batch held, from the head's gradient."""
 
-from __future__ import annotations
-
 import torch
 
 from attacks.engine.observation import in_the_clear, lawless, parse_view, unusable

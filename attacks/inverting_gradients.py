@@ -1,7 +1,5 @@
 """Inverting Gradients: cosine distance and total variation by signed Adam."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """How well an answer explains what was seen: one measure for the answers of all attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The floor: what an attacker gets who reads no message at all."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

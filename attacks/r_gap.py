@@ -1,7 +1,5 @@
 """R-GAP: one sample layer by layer, from the head back to the image, by linear equations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

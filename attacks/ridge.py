@@ -1,7 +1,5 @@
 """Ridge inverter: the best linear map from what was seen to the image, in closed form."""
 
-from __future__ import annotations
-
 from attacks.engine.channel import no_sample_channel
 from attacks.engine.inverter import inverter_of, reconstruction
 from bench.api import Attack, Context, Reconstruction, Seen

@@ -7,8 +7,6 @@ orthogonal to the rows of L in which its sample is inactive, so sets of B - 1 ro
 every column was met. The scales s follow from db, and X = (Q diag s)^-1 L^T dW.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

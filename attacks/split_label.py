@@ -1,7 +1,5 @@
 """Labels from the gradient that a client returns at the cut before its private head."""
 
-from __future__ import annotations
-
 from attacks.engine.labels import labels_by_slope
 from attacks.engine.observation import FEATURES_GRADIENT, parse_view
 from attacks.engine.orders import unite

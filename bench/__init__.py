@@ -6,8 +6,6 @@ they cost.
     results.leaderboard()
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Checks what a suite or an option gives a constructor, a loader of data or a model's builder."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Arrays of npz files, and whether this machine's memory holds what is to be made."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Collection
 from pathlib import Path

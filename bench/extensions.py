@@ -1,8 +1,6 @@
 """What stands outside leakbench and is found by name: entry points of installed packages, and
 single Python files."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import importlib.util

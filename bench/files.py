@@ -5,8 +5,6 @@ A pipe, a device or a socket in a file's place would hang a reader, and a link w
 or written, anywhere.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

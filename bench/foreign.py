@@ -6,8 +6,6 @@ replaces functions of other modules, signal handlers or limits of the process, e
 others is not held by this; see docs/clusters.md.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import io

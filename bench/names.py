@@ -1,7 +1,5 @@
 """Names that users and files give: which are safe, and what is said of one that is unknown."""
 
-from __future__ import annotations
-
 import difflib
 import unicodedata
 from collections.abc import Mapping, Sequence

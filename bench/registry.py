@@ -4,8 +4,6 @@ A plugin that cannot be loaded or whose name is taken stays listed with the reas
 no other.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Mapping

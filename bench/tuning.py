@@ -5,8 +5,6 @@ each loss of accuracy that is asked for, the strongest value is searched that lo
 ends first, then by bisection on a logarithmic scale, all defenses side by side. No attack runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

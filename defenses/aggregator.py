@@ -4,8 +4,6 @@ It stands for an enclave, or for secure aggregation to whose sum the clients' sh
 add up. Defenses differ in how long the clip is and in which noise a round gets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """CENSOR: in place of the gradient, a random direction that is orthogonal to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal

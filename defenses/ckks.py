@@ -13,8 +13,6 @@ secret key and should not be published (Li and Micciancio, Eurocrypt 2021).
     assert total.equal(sum(rounded(vector, ADDITIVE) for vector in vectors))
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

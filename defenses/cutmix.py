@@ -4,8 +4,6 @@ Where nothing is clipped or noised, nothing is proven: the server sees every upl
 mixed, and the masks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """DepthFL: clients of different depth, with a classifier after every stage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

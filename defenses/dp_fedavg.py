@@ -1,7 +1,5 @@
 """DP-FedAvg, with noise at the clients, who do not trust the server, or at an aggregator."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """DP-FTRL: noise that is shared between rounds by a tree, so that no sampling need be secret."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

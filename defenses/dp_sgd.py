@@ -1,7 +1,5 @@
 """DP-SGD: per-sample gradients clipped and noised in every local step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MappingProxyType

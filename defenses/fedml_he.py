@@ -1,7 +1,5 @@
 """FedML-HE: the parameters most sensitive to the labels are encrypted, the rest is sent plain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

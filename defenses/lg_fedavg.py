@@ -1,7 +1,5 @@
 """LG-FedAvg: clients keep their first stages to themselves and share the upper ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """MaskCrypt: clients vote for what to encrypt by how much it would help an attacker."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

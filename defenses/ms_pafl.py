@@ -11,8 +11,6 @@ Eq. 17's correction nu is off unless asked for, since it is unbiased only for eq
 empty rounds counted as 0; the next round starts from the new public half, not Eq. 18's old one.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ p: chance that a client checks in. q: chance that a round's subsample holds a gi
 epsilon, delta: local budget of one upload.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

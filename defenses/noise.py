@@ -1,7 +1,5 @@
 """Clipped Gaussian and Laplace noise on each client's update: the plain baselines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated

@@ -1,7 +1,5 @@
 """No defense: the floor that everything is compared with."""
 
-from __future__ import annotations
-
 from bench.api import Defense
 
 

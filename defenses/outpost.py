@@ -1,7 +1,5 @@
 """Outpost: gradients pruned and noised by how widely weights spread, in most steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated

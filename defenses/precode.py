@@ -1,7 +1,5 @@
 """PRECODE: a random layer before the head, so that gradients depend on what nobody else knows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

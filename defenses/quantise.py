@@ -1,7 +1,5 @@
 """Updates sent in few bits per value."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

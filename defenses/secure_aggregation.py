@@ -5,8 +5,6 @@ the sum. Every client adds a mask of its own besides, which is only taken off th
 uploads arrived.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

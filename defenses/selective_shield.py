@@ -13,8 +13,6 @@ which hardly any reading of its accuracy bears (`noise_scale`); Eq. 26 divides b
 some clients sent a coordinate (`average`); eta_g = 1 is FedAvg, not |K| as it says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

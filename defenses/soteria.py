@@ -1,7 +1,5 @@
 """Soteria: the head's gradient without the columns of features that tell most of the samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """NVFlare's privacy filter by the sparse vector technique."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType

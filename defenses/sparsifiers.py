@@ -1,7 +1,5 @@
 """Sparsifiers: of every update only the largest values are sent, and the others are zero."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

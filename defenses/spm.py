@@ -7,8 +7,6 @@ Where the paper contradicts itself, this follows Algorithm 2, read with t unifor
 (its interval notation and Eq. 4; the text also says "two fixed values {1, C}").
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

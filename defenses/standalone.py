@@ -1,7 +1,5 @@
 """Standalone: no client uploads what it trained, so each one's network is its own."""
 
-from __future__ import annotations
-
 from bench.api import Client, Defense, Event, Facts, Local, Message, Withheld
 
 

@@ -5,8 +5,6 @@ of two public points, that is the number of clients that sent the upper one, and
 values tells just as much. So each upload arrives hidden, and the server notes the mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What the server saw as feature vectors, and training pairs made through the deployed defense."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Candidate images and labels as vectors of an optimiser, relative to what public data says about a
 sample before any message is read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property

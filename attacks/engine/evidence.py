@@ -1,7 +1,5 @@
 """What was seen of the victims, as the terms of an objective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial

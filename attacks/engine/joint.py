@@ -11,8 +11,6 @@ those of all others. So the images of all victims are one problem, and unknown l
 together as well (`match_together`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

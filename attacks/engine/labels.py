@@ -1,7 +1,5 @@
 """Labels as a split protocol's messages show them, or as the upload of their gradient does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import cast
 

@@ -5,8 +5,6 @@ sees as vectors (`encoding`). It knows nothing of what the terms compare. `judge
 measure for the answers of all attacks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

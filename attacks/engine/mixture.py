@@ -1,7 +1,5 @@
 """Samples that a first linear layer mixed, told apart like voices at a cocktail party."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cached_property

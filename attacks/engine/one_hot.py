@@ -7,8 +7,6 @@ linear equations, to which softmax regression adds that an error tells its own l
 open is the mean of a Gaussian fitted to public records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ that stops is frozen at once and leaves the batch when the host next looks: afte
 on a CPU, after every eighth on a GPU, which would wait for the host's question.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ embedding's weight has sum_p g_p x_p'. Linear equations for the patches x_p foll
 layers come later (compare APRIL, Lu et al., arXiv:2112.14087, which inverts an attention).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

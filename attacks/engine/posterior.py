@@ -6,8 +6,6 @@ the posterior is a public sample plus a linear correction (Matheron's rule). An 
 what is on average most like the draws.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ are estimated together, and the attacks get the activations as the broadcast sta
 made them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Label counts of the victims' batches, read from the head's gradient of their uploads."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast

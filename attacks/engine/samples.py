@@ -1,7 +1,5 @@
 """Samples from the values that a network's first layer takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

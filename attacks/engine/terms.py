@@ -4,8 +4,6 @@ Each term says how badly P candidates explain it, as losses and differentiable o
 losses' derivatives by them, so that one backward pass serves all terms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

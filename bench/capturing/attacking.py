@@ -1,7 +1,5 @@
 """Attacks on views that were captured or exported: `leakbench attack FILE...`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether the true samples explain an upload by the local training that attacks simulate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -8,8 +8,6 @@
 It writes the files that `leakbench export` writes, and the truth apart: FILE-truth.safetensors.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

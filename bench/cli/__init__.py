@@ -3,8 +3,6 @@
 Exit code 0: all done or not applicable; 1: some failed; 2: bad input.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Two defenses as one: `a+b`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 `docs/architecture.md` lists these hooks; the page of each published defense says how it uses them.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ the check of what they return.
 documentation prints it. What a hook is for stands at its definition in `bench.contract.defense`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

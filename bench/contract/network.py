@@ -1,7 +1,5 @@
 """The public network as defenses and attacks may use it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol
 

@@ -4,8 +4,6 @@ A check gets a hook's positional arguments and its answer, and says in one claus
 hook's name what is wrong with the answer, or None. `bench.contract.hooks` has them in its table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Limits of a plugin's settings: declared beside each, and refusals of one sentence."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints

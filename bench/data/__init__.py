@@ -6,8 +6,6 @@ the keyword argument `seed` and, if it reads files, `data_dir` and `download`, t
 `carve_clients`, `numbered` and `data_folder`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Image sets that installed libraries ship: no download, for tries, tests and CI."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

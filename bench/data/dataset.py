@@ -1,7 +1,5 @@
 """The dataset value object and the checks that every loader ends with."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

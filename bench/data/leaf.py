@@ -1,7 +1,5 @@
 """FEMNIST in the JSON files of LEAF's scripts: handwritten characters with their writers."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How training samples are dealt to clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -7,8 +7,6 @@ Images are npz files from the data folder, or torchvision's own files.
 under `DATA_DIR/torchvision`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Literal

@@ -6,8 +6,6 @@ sees without the truth: that answer stands as the later attack's too. Under nois
 The others are attacked as without the cascade but for their draws, which depend on who is attacked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

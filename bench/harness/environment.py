@@ -1,7 +1,5 @@
 """Where jobs run: device, data folder, plugins, and what a process keeps of them."""
 
-from __future__ import annotations
-
 import json
 import platform
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What a plan would take of time and disk, by the medians of finished jobs per stage,
 device, plugin, protocol and model."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

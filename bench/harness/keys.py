@@ -8,8 +8,6 @@ code that scored it, so that other metrics need no attack again. Versions of lib
 records, not in their keys.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """How a suite is run, whether the command line or `bench.run` asks: environment, plan, workers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

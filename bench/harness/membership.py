@@ -7,8 +7,6 @@ membership. docs/method.md has the steps, and why they are not FedMIA's (Zhu et 
 arXiv:2402.06289), from which the comparison with the other clients is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

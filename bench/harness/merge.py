@@ -1,7 +1,5 @@
 """Joins result folders of one suite that were made in parts: on several machines, or by --only."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Runs a plan: which records are missing, in what order they are made, what failed."""
 
-from __future__ import annotations
-
 import shlex
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Scores of an attack's answer, made where no plugin is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """What several attacks on one observation need, made once by a worker: behind `Context.once`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -5,8 +5,6 @@ looked up by name at run time, as the registry does with plugins, is not seen an
 its own.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

@@ -9,8 +9,6 @@ DIR/scratch/                  files of jobs that are under way
 A published folder has DIR/run.json.gz, all records in DIR/records.jsonl.gz, and no artifacts.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ The record is returned; the driver writes it. Artifacts are written here, to a f
 own, which the driver puts in its place with the record.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, fields, replace

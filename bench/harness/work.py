@@ -1,7 +1,5 @@
 """What executors carry out: a job with all that it needs, wherever it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

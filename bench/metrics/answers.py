@@ -1,7 +1,5 @@
 """Which answers of an attack can be scored, and how they lie on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

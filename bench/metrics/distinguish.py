@@ -6,8 +6,6 @@ bounded on the second half (Clopper-Pearson), so the bound holds however the eve
 Source: Jagielski et al., arXiv:2006.07709; Nasr et al., arXiv:2101.04535.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

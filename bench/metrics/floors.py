@@ -8,8 +8,6 @@ K different samples may beat K copies of the best one. The halves share no sampl
 is scored against itself looks perfect.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Means with 95 % intervals: over seeds and victims, or with one seed over its victims."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether a reconstruction is nearest to the image that it is of, among others like it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

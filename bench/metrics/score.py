@@ -1,7 +1,5 @@
 """Scores of a reconstruction per victim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 # ruff: noqa: F401 -- some of what is imported here the package hands on
 """Networks by name: leakbench's own, which are chains of named stages, and any torch module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any

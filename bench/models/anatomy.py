@@ -6,8 +6,6 @@ and parameters they are computed from; walked back no farther than the output of
 shows which of them come in beside or after that. Nothing of the module's code is parsed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The convolutional networks of DLG, SelectiveShield, SPM and DP-CutMixSL, and ResNet-18."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import Tensor, nn

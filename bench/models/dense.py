@@ -1,7 +1,5 @@
 """Logistic regression and multi-layer perceptrons."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from math import prod
 

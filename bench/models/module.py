@@ -1,7 +1,5 @@
 """A network of any torch module: the user's own, or one of a library."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Modules by name that are not leakbench's own: a class in the user's file, models of torchvision
 and timm, entry points of installed packages, and a module that the Python API was handed."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """A network as pure functions of named parameters."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence

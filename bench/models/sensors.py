@@ -1,7 +1,5 @@
 """A network for signals [channels, length], such as those of motion sensors."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from bench.errors import UserError

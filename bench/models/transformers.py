@@ -4,8 +4,6 @@ timm is imported where it is first needed: with torchvision it costs six seconds
 should pay to train a perceptron.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

@@ -1,7 +1,5 @@
 """An outside program's answer: its file, read and checked in one sentence each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

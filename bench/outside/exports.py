@@ -1,7 +1,5 @@
 """What the server saw of one cell: written as plain files, and opened as an `nn.Module`."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

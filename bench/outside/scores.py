@@ -1,7 +1,5 @@
 """Outside attacks' answers, scored as leakbench's own are, and held against them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ ends the integral, and is widened where it is narrower than about a thousandth o
 a wider one tells more.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A line of the ledger, apart from its computation: reports need no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

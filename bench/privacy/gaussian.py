@@ -5,8 +5,6 @@ mu = sqrt(sum (d_i / s_i)^2): its worst pair is N(0, 1) against N(mu, 1).
 Source: Balle, Wang, arXiv:1805.06530, Theorem 8; Dong, Roth, Su, arXiv:1905.02383, Corollary 3.3.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

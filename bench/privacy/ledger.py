@@ -5,8 +5,6 @@ against the server for replacing one training record, over the whole run, at the
 infinite where anything leaves the client unprotected.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ counts as the client's upload if it tells more of its training than the upload d
 linear combination of what was sent beside uploads.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

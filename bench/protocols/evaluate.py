@@ -1,7 +1,5 @@
 """Test accuracy of a federation: of the one model, and of what each client has of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The last release's pair is complete. Each earlier one's stands beside it, with `
 `-earlier-1` ... behind the name, and leaves out what the last one has too.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -3,8 +3,6 @@
 No line here asks which defense runs; whatever differs is behind a hook of `bench.api.Defense`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self

@@ -1,7 +1,5 @@
 """Observed rounds from a run's present state: what the server saw, and the truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

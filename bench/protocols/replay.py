@@ -1,7 +1,5 @@
 """The truth behind an observation, made again from the seed without training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

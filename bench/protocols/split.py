@@ -8,8 +8,6 @@ gradient over the batches that it ran.
 Source: Thapa et al., arXiv:2004.12088 (the server's copies averaged after every step).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Files of views come from other people, and are edited by hand. Whatever is wrong
 here, with its place in the file, and not by the attack that stumbles on it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The wire: who sent what to whom in one round, with the bytes it took."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

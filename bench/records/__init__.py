@@ -5,8 +5,6 @@ Everything that reads or writes a result folder goes through these types: they a
 file is read, and written by `to_json`.
 """
 
-from __future__ import annotations
-
 from bench.records.contradictions import check_attack, check_together, check_training
 from bench.records.files import ARCHIVE, RECONSTRUCTION, check_kept, read_json, read_outcome, unpack
 from bench.records.flags import Flag, FlagCode

@@ -3,8 +3,6 @@
 A record that passes may still be invented. Only a rerun speaks for it: see `leakbench verify`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

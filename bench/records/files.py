@@ -1,8 +1,6 @@
 """How the records of a result folder are read, from JSON files or from the packed file of a
 published one, and how the files of jobs are checked."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A leaderboard's rows: one per defense setting and checkpoint, seeds taken together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a submission says of itself, and what `leakbench verify` found of a folder."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar

@@ -4,8 +4,6 @@ Numbers that are not finite are the texts "inf", "-inf" and "nan" in JSON and no
 `to_json` makes them, the types of `bench.records` read them back as floats.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ A claim is read as covering every channel on which the defense acts, and none th
 a record is replaced, as in the ledger, and a client is added or removed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal

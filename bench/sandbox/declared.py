@@ -8,8 +8,6 @@ before the upload. A round that is attacked is also held against the others: whe
 sent as much, and trained as much, and whether one sample is trained on as a batch of its copies is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256

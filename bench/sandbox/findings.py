@@ -1,7 +1,5 @@
 """What a check of a plugin finds, and how one ends that does not pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A defense whose hooks are called through a wrapper, which names the hook that goes wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

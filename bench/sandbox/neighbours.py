@@ -5,8 +5,6 @@ played from the hooks and roles that a defense has. A hook that raises is an err
 `smashed` and records in whole rounds, which may be refused by a ValueError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations

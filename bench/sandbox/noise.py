@@ -8,8 +8,6 @@ are draws that depend on each other without being correlated, those whose distan
 rare ones. A level that float32 rounds away is skipped, never passed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rehearsals: an attacker plays the deployed defense on public data, from the state it saw."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Audit, conformance and the rehearsals of attackers stand on this. No defense is named here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

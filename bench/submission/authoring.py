@@ -1,7 +1,5 @@
 """`leakbench new`: a small working plugin and its test, from templates."""
 
-from __future__ import annotations
-
 import keyword
 import re
 import sys

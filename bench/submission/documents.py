@@ -5,8 +5,6 @@ from the rows, so that nobody can leave them out. The manifest shows that all fi
 unchanged, and no others.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Which figures of a submitted record a rerun must give again, and how near."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

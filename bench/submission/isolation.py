@@ -5,8 +5,6 @@ rights. Its own flags say what that is; https://github.com/containers/bubblewrap
 the system calls that such a process does not need (`bench.submission.seccomp`).
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

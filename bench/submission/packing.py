@@ -1,7 +1,5 @@
 """`leakbench submit`: a folder that holds a plugin's rows and all that is needed to rerun them."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import platform

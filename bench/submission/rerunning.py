@@ -4,8 +4,6 @@ bench.submission.rerunning` reads a request and writes records under the keys of
 Nothing of what it writes or says can be trusted by whoever reads it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Collection

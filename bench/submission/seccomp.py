@@ -4,8 +4,6 @@ A filter is a program in classic BPF, which the kernel runs at each system call;
 https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html.
 """
 
-from __future__ import annotations
-
 import errno
 import platform
 import socket

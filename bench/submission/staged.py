@@ -1,8 +1,6 @@
 """Runs a sample of a submission or of results again: the code trains in one process and attacks in
 another, and what they leave is scored here."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """`leakbench verify`: whether figures of a submission come out of its own code again, and those of
 results out of leakbench's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

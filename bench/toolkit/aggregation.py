@@ -1,7 +1,5 @@
 """Putting uploads together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Small computations on labelled batches that protocols, metrics and attacks share."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

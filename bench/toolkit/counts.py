@@ -1,7 +1,5 @@
 """Whole counts with a given total, from real-valued ones."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Image distances: images in [0, 1], data range 1, float64, batched."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A client's training loss, as protocols descend it and attackers rebuild it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How much memory a process may take, and work done in pieces that fit it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Patches and positions of smashed data."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

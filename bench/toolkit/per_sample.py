@@ -1,7 +1,5 @@
 """Gradients sample by sample."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

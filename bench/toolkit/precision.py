@@ -1,7 +1,5 @@
 """How exactly a GPU multiplies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """How processes that compute on tensors are started."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Named tensors as one vector: norms, clipping, noise, flattening."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Noise of mean 0 that is added to every value, whatever the value, and the mean of several
 clients' values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

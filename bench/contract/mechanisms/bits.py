@@ -1,7 +1,5 @@
 """Bits drawn from trained probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

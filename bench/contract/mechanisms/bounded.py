@@ -4,8 +4,6 @@ Units are those of the interval: v in [-1, 1] is a value after clipping to [cent
 centre + radius]. E = e^epsilon.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

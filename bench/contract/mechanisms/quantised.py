@@ -1,8 +1,6 @@
 """Compressed values: only the largest are sent, or all are rounded, to a fixed grid or to one that
 each tensor's own values span."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Random signs and magnitude factors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A defense's constructor also runs in the processes that attack it, so it could r
 This finds such code where it does not hide; see docs/strangers.md for what it does not find.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache

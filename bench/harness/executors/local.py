@@ -1,7 +1,5 @@
 """Worker processes of this machine that stay alive, with limits, and deaths survived."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

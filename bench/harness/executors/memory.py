@@ -1,7 +1,5 @@
 """What jobs take of the memory, and what they may take."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What executors carry out, and what they give back."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Container, Generator
 from contextlib import suppress

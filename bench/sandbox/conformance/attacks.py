@@ -1,7 +1,5 @@
 """The checks of an attack, on real observations of undefended rounds."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir

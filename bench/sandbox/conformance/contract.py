@@ -1,7 +1,5 @@
 """Whether a plugin's class keeps its side of the contract: words, settings, declared roles."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial

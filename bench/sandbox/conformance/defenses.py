@@ -1,7 +1,5 @@
 """The checks of a defense setting, each on the real hooks in tiny federations."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

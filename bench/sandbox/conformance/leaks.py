@@ -1,7 +1,5 @@
 """Private samples and labels that reach the server as they are, beside what the protocol sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 

@@ -1,8 +1,6 @@
 """Whether a model that is not leakbench's own can be trained and attacked, and where it can be
 cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

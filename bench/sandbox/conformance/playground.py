@@ -1,7 +1,5 @@
 """Tiny federations of every protocol, in which a defense is played for the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ A case is a name and a function that returns what it saw, raises Broken or NotCh
 cases that stand in its place. No fault of a plugin leaves a case: it becomes a finding.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

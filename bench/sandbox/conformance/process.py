@@ -1,7 +1,5 @@
 """A check in a process of its own: that a plugin never ends, or ends its process, is a finding."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

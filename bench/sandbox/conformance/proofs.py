@@ -1,8 +1,6 @@
 """Whether what a defense declares and proves holds of what it sends: what enters and leaves its
 hooks, which values of an upload are sent, and the cases on both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Whether something changed: arguments of a call, a plugin's attributes, the process's own state;
 and a defense whose every hook is watched for it while a real protocol plays it."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from collections.abc import Callable, Iterator, Mapping
