@@ -1,7 +1,5 @@
 """A result folder's leaderboard as plain values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plugins that are broken on purpose, and what `leakbench check` finds in a plugin's text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The network on which attacks on local training were published, as a user's module."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

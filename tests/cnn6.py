@@ -1,7 +1,5 @@
 """The network on which R-GAP's figure was published, as a user's module."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 CHANNELS, KERNELS = (12, 36, 36, 36, 64, 128), (4, 3, 3, 3, 3, 3)

@@ -1,7 +1,5 @@
 """Shared fixtures: small networks, federations and observations."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Modules of `docs/`, which no package holds."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

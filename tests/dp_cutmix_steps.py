@@ -1,7 +1,5 @@
 """DP-CutMixSL and its rivals: one step as the protocol plays it, and shapes to play it with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

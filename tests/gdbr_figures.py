@@ -1,7 +1,5 @@
 """Measure GDBR behind a hidden head, as `results/published/gdbr.toml` says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import replace

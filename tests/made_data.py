@@ -1,7 +1,5 @@
 """Small data sets in the files that publishers ship."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records made up for tests, whole as a run writes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of a leaderboard that no run made, and the page of them."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io

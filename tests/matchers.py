@@ -1,7 +1,5 @@
 """Objectives as attacks build them, for tests of the engine."""
 
-from __future__ import annotations
-
 import torch
 
 from attacks.engine.encoding import Encoding

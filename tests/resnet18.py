@@ -1,7 +1,5 @@
 """ResNet-18 for small images as it is published on: fresh statistics in eval mode."""
 
-from __future__ import annotations
-
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 

@@ -1,7 +1,5 @@
 """Runs of a suite without the command line, and what they left."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

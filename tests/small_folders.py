@@ -1,7 +1,5 @@
 """A result folder of three jobs, made by the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer.testing import CliRunner, Result

@@ -4,8 +4,6 @@ uv run python -m tests.spear_figures DATASET EPOCHS BATCH [--batches 20] [--dtyp
     [--noise 0] [--data-dir DIR]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

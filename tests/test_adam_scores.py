@@ -1,7 +1,5 @@
 """Variables that move otherwise than along their gradient: PM-SFL's scores by Adam."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attacks where the answer is known: undefended networks leak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

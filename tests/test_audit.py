@@ -1,7 +1,5 @@
 """Audits: certified lower bounds on epsilon, and the verdicts on claims and proofs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """PM-SFL's rivals: clients alone, kept first stages, noised and masked split learning."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Local DP per value on an interval: closed forms, ratios, ranges, and the uploads themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rounds of one's own training loop are captured as they were, attacked and scored."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

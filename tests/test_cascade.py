@@ -1,7 +1,5 @@
 """Costly attacks spare the victims that cheaper ones have rebuilt."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Defenses that cheat: each ends in a failed check, a flag, or the undefended leakage."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

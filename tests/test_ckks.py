@@ -1,7 +1,5 @@
 """CKKS primitives: exact sums, who can decrypt, what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

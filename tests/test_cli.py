@@ -1,7 +1,5 @@
 """The command line: what a user types and reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

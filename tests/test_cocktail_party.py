@@ -1,7 +1,5 @@
 """Samples that a first linear layer mixed: exact where they have zeros, near elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

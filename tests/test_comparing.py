@@ -1,7 +1,5 @@
 """Two rows on the same victims: what is compared, and the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

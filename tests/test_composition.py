@@ -1,7 +1,5 @@
 """Composition of pure mechanisms: against sums over all outcomes, at any number and any size."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

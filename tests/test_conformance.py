@@ -1,7 +1,5 @@
 """`leakbench check`: how deliberately broken plugins are found, and the command."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Defenses that are known to fail: each is the published one, and falls to who knows it."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether an attack had converged: measured at twice its budget where nothing defends."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

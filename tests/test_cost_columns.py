@@ -1,8 +1,6 @@
 """A cost column is one entry of `COSTS`: it is read from records that there are, and shown wherever
 costs are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `leakbench plan` says of hours and disk, from what finished jobs took."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Accuracy, leak and epsilon over the rounds of a training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Datasets, splits and partitions."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import zipfile

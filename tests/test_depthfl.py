@@ -1,7 +1,5 @@
 """DepthFL: local classifiers, their loss, their place in the protocols, and attacks on them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

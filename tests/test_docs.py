@@ -1,7 +1,5 @@
 """The documentation: it builds, is complete, and what it tells a reader to type works."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

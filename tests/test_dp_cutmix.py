@@ -1,7 +1,5 @@
 """DP-CutMixSL and its rivals: reference values, masks, boxes, and a step as it is played."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """DP-CutMixSL and its rivals: the ledger's closed forms, and settings."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

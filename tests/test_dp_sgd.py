@@ -1,7 +1,5 @@
 """Noise on gradients and updates: the step against opacus, draws, what is claimed and proven."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

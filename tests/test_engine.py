@@ -1,7 +1,5 @@
 """The attacks' engine: gradients, likelihoods, chunks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rows of a published folder that are not their paper's method, as its errata.toml lists them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """No text of a file or a plugin is anything but text to whoever reads what is written."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The ledger at extreme settings and facts: a number, or one sentence that names the value."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import time

@@ -1,7 +1,5 @@
 """What fails is recorded and the run goes on."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

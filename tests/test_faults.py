@@ -1,8 +1,6 @@
 """What goes wrong in long runs: nothing is lost, nothing is made twice, figures stay the same, and
 what has not run is called pending, never failed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

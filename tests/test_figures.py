@@ -1,7 +1,5 @@
 """Figures for papers: sized, embedded, the same bytes each time, and true to the rows."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

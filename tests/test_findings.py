@@ -1,7 +1,5 @@
 """What docs/findings.md says in words holds in the results whose figures it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows at which several rounds are seen say where the first of them leaks more by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An answer that looks at nothing is at its floor or below."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import cache

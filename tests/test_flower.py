@@ -4,8 +4,6 @@ Flower's pins clash with the project's, so it is installed beside it for these t
 docs/flower.md for the command.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -3,8 +3,6 @@
 A few hundred inputs in every run of the tests, thousands with `--hypothesis-profile=many`.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

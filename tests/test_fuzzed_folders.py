@@ -4,8 +4,6 @@ end with a result or with a sentence, soon, and never with a traceback.
 A few dozen changes in every run of the tests, thousands with `--hypothesis-profile=many`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

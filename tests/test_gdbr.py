@@ -1,7 +1,5 @@
 """GDBR: label counts behind a hidden head."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same code on a GPU: skipped with a reason where there is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

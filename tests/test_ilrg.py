@@ -1,7 +1,5 @@
 """Label counts from partly visible, badly conditioned and broken head gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Intervals hold what they say: `python -m tests.test_intervals` prints the table of the docs."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks run without the truth, scores without plugins, defenses apart from each other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

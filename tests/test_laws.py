@@ -1,7 +1,5 @@
 """Attacks take the laws of mechanisms as they are declared, and refuse those without one."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter

@@ -1,7 +1,5 @@
 """Closed-form and learned inverters: where they must be exact, beat the floors, or refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

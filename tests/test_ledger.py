@@ -1,7 +1,5 @@
 """The ledger: composition, units, and what is never proven."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

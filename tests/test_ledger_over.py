@@ -1,7 +1,5 @@
 """The ledger over a setting or a fact: `leakbench ledger --over`, and the function behind it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

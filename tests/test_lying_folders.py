@@ -1,8 +1,6 @@
 """Folders whose records were changed by somebody who wants to look better: what contradicts their
 run is refused in one sentence, and what nobody can refute is called unverified."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

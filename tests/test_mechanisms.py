@@ -4,8 +4,6 @@ Statistical tests here fail an honest mechanism with probability 1e-6 in all: ea
 2,000 of them has 5e-10.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache, partial

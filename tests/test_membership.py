@@ -1,7 +1,5 @@
 """Membership inference: known answers, its place in records and rows, and nothing where unasked."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Result folders made in parts come together as one whole run."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Metrics against scikit-image, scipy and brute force."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

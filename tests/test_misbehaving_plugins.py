@@ -1,7 +1,5 @@
 """Plugins that misbehave: they end alone, and cells beside them have the figures of a clean run."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

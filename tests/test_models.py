@@ -1,7 +1,5 @@
 """Networks as pure functions."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """MS-PAFL: who takes part, what is sent and proven, and where its claims stop holding."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """A name that files are named after never leads out of its folder."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 After a change, save them anew with what they show now: python -m tests.test_notebooks
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Records in one-hot groups from sums over several of them, or from a part of one's gradient."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An exported view, opened: an `nn.Module` that any outside tool can use."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

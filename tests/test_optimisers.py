@@ -1,7 +1,5 @@
 """The attacks' optimisers: L-BFGS and signed Adam on many problems at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Local epochs, whose order of samples the attacker does not know."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Outside attacks: what is exported, and that a reconstruction is scored as our own are."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

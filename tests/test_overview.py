@@ -1,7 +1,5 @@
 """The overview: per defense and table the setting that leaks least at little loss of accuracy."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Data sets that users bring: of packages, of publishers' files, with clients, of floats."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Models that users bring: files, entry points, libraries' models and modules in the Python API."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What clients keep to themselves, estimated beside their images."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The test that marks a leaderboard: p-values, their adjustment, and how often it errs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

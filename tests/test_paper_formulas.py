@@ -1,7 +1,5 @@
 """`docs/formulas.py`: what the five papers print, and what holds of it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

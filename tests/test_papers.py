@@ -1,7 +1,5 @@
 """Papers of plugins and data sets: what ships is whole, a bad file says so, BibTeX cites them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Smashed data on a grid over the image: tokens and maps, ridge by places, the decoder's map."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

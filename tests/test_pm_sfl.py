@@ -1,7 +1,5 @@
 """PM-SFL against reference values, by Monte Carlo and through rounds of federated averaging."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

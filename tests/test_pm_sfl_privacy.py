@@ -1,7 +1,5 @@
 """PM-SFL's personal masks, noised variants and ledger."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

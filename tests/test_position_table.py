@@ -1,7 +1,5 @@
 """Patches of a transformer's sample from the gradients of its embedding and position table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

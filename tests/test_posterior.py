@@ -1,7 +1,5 @@
 """Draws from the posterior under noise, and what attacks answer by them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

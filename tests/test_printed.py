@@ -1,7 +1,5 @@
 """What papers print, beside what was measured."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

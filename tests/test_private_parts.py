@@ -1,7 +1,5 @@
 """Client stages that are never uploaded, estimated from what the client shows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

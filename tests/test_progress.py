@@ -1,7 +1,5 @@
 """What a run shows while it goes."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections import deque

@@ -1,7 +1,5 @@
 """Rounds, the wire, and the contract that all five published defenses rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is published says all that the run's own folder does, and fits into the repository."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

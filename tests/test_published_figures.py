@@ -1,7 +1,5 @@
 """Figures of papers beside ours: what the page shows, and that its rows can be measured again."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

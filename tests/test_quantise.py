@@ -1,7 +1,5 @@
 """Updates in few bits: what is sent, what it weighs, and what attackers know of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """R-GAP: images through convolutions, and where it hands over."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs of a linear layer from a part of its gradient, or from the order of its magnitudes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Rounds that trained the model, as the server saw them: threats that are `as_trained`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

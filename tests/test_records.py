@@ -1,8 +1,6 @@
 """Files of a result folder are what they should be, whatever their version, or are refused in one
 sentence."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Settings that the shipped defenses refuse, each with one sentence that names it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finding plugins; broken and clashing ones harm nobody; the docs follow a new defense."""
 
-from __future__ import annotations
-
 import importlib.util
 import py_compile
 import tomllib

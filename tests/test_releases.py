@@ -1,7 +1,5 @@
 """Several observed rounds of the same samples: releases."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is named twice is refused, and what older folders name twice counts once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

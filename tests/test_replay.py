@@ -1,7 +1,5 @@
 """The truth behind a view follows from the seed, without the training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

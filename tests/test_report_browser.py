@@ -3,8 +3,6 @@
 Skipped where no Chromium is on PATH (or named by LEAKBENCH_CHROMIUM).
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os

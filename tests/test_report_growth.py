@@ -3,8 +3,6 @@
 How long it takes is measured in tests/benchmarks/test_report_growth.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The HTML page: what stands in it, that it stands alone, that no name can break out of it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

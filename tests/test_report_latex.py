@@ -1,7 +1,5 @@
 """The overview as LaTeX: whole environments, as many cells as columns, every name escaped."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Numbers of rows and plots where seeds failed, errors count, or epsilon is zero."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page's pictures of what attacks rebuilt, and the report command."""
 
-from __future__ import annotations
-
 import base64
 import io
 import shutil

@@ -1,7 +1,5 @@
 """Plots and texts of a report: points, fronts, labels, errors of records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

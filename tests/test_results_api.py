@@ -1,7 +1,5 @@
 """The Python API gives what the command line gives, as tables and objects."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Running and resuming: nothing is made twice, the same seed gives the same figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

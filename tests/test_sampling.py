@@ -1,7 +1,5 @@
 """Which clients take part in a round, and what a threat hears of models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

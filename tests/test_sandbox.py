@@ -1,7 +1,5 @@
 """The sandbox: hooks in one table, faults of plugins with their place, made-up clients."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Secure aggregation: masks that cancel, the sum that the server reads, and attacks on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 

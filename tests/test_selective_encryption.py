@@ -1,7 +1,5 @@
 """Selective encryption without noise, and the ledger of encrypted zones."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace

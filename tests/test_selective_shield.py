@@ -1,7 +1,5 @@
 """SelectiveShield: Fisher scores, zones and the round."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SelectiveShield's claims against the reference values and the paper's accountant."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

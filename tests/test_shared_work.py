@@ -1,7 +1,5 @@
 """What several attacks on one observation need is made once, and is the same whoever asks first."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

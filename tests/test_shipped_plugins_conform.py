@@ -1,7 +1,5 @@
 """Every shipped defense and attack passes `leakbench check`, with settings of shipped suites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any

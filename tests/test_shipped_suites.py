@@ -1,7 +1,5 @@
 """The suites `full` and `reference`: what they hold, and that their settings fit their networks."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

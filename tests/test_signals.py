@@ -1,7 +1,5 @@
 """Signals [channels, length] through networks, protocols, attacks, metrics and reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

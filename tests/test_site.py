@@ -1,7 +1,5 @@
 """The static site of several result folders."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

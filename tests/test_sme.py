@@ -1,7 +1,5 @@
 """SME: steps of all samples in place of local steps whose order nobody knows."""
 
-from __future__ import annotations
-
 import torch
 
 from attacks.engine.evidence import Evidence

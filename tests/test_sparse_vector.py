@@ -1,7 +1,5 @@
 """NVFlare's SVTPrivacy: which values are sent, what noise they get, and what is claimed of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Absence that means zero, and the sparsifiers that send by it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

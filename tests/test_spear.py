@@ -1,7 +1,5 @@
 """SPEAR: exact samples of a batch, and where it says that it has none."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

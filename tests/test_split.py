@@ -1,7 +1,5 @@
 """The split-federated protocol: where the network is cut, what travels, what is learnt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Attacks on what a split protocol shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

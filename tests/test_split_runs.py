@@ -1,7 +1,5 @@
 """Split suites from the command line: what runs, what is refused, what does not apply."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

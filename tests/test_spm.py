@@ -1,7 +1,5 @@
 """SPM against reference values and by Monte Carlo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

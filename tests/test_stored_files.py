@@ -1,7 +1,5 @@
 """What a job left is what its record says, or is made again or named; no link is followed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Submissions that try to reach out of the sandbox are stopped; honest ones verify."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

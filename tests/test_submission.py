@@ -1,7 +1,5 @@
 """From a template to a submission that verifies, and what is refused on the way."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Suites: expansion, overrides, and what a wrong file gets to hear."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

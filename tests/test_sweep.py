@@ -1,7 +1,5 @@
 """`leakbench sweep`: one suite over several values of one key."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What attacks make of what a threat lets the server hear."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

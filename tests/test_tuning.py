@@ -1,7 +1,5 @@
 """`leakbench tune`: the strongest settings that lose just so much accuracy."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Rows of which a seed failed, is missing or says something else than the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

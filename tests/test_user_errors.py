@@ -1,7 +1,5 @@
 """What a user can mend ends in one sentence and exit code 2; a bug shows its traceback."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Differential privacy of clients: central noise, a tree of it, an adaptive clip, accounting."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Minutes-long trainings: undefended models must be worth defending."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Label counts of trained networks' batches, weighed on batches of public samples."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What makes the worst case worse: annealed likelihoods, every label tried, sums, one judge."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

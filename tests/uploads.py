@@ -1,8 +1,6 @@
 """What defenses' hooks make of updates, rounds of them, and how far both are from what they should
 be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

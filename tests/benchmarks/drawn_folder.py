@@ -4,8 +4,6 @@ Records hold what those of a run do: the metrics and floors of each kind of atta
 training's ledger in words, cells that do not apply, a few that failed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ machine under load would make any bound a coin toss. Both sides take turns, and 
 counts.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ The baselines write every equation of a layer, or of the patches, into one matri
 least squares, as a reader of the papers would. Ratios are printed, not asserted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

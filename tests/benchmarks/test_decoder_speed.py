@@ -6,8 +6,6 @@ Printed, not asserted: a machine under load would make any bound a coin toss. Bo
 thread, and count with the best of equally many tries after a warm-up.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

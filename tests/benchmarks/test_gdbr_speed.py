@@ -5,8 +5,6 @@
 Of eight batches of an untrained LeNet; printed, not asserted. GDBR's time is that of 60 rehearsals.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attacks.gdbr import GDBR

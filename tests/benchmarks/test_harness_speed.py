@@ -9,8 +9,6 @@ by one worker and by two; what is neither training nor attack, as a share of the
 Printed, not asserted: neighbours' load would make any bound a coin toss.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

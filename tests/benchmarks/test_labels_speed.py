@@ -14,8 +14,6 @@ sides start from the head's gradient and end with rounded counts, on equally man
 batch counts with the best of equally many tries after a warm-up, and the median batch is shown.
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import partial
 from typing import Any

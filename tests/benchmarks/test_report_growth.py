@@ -11,8 +11,6 @@ linear. 100,000 records, whose folder alone takes minutes to write, with LEAKBEN
 the environment. Printed, not asserted: a machine under load would make any bound a coin toss.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

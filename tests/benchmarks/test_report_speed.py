@@ -10,8 +10,6 @@ gap between two frames while the page moves by a screen per frame from top to bo
 asserted: a machine under load would make any bound a coin toss.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@
 The ratio is printed, not asserted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -8,8 +8,6 @@ initialisation. `plain` is also batched, and its threshold is told the truth: it
 each true direction was met, so the ratio flatters it. Ratios are printed, not asserted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -20,8 +20,6 @@ stopping it before. Ours runs with `preset="paper"` and as it comes, with as man
 start at most; the latter starts anew up to twice where the first start was trapped.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@
 Printed, not asserted: a machine under load would make any bound a coin toss.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -6,8 +6,6 @@ Printed, not asserted: a machine under load would make any bound a coin toss. Bo
 thread, and count with the median of their calls.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

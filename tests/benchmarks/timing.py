@@ -1,7 +1,5 @@
 """How the two sides of a comparison are timed: alike."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reference values of the papers' formulas, and functions that recompute them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

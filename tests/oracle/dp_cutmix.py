@@ -1,7 +1,5 @@
 """DP-CutMixSL's observers other than the server, and other conversions than the claim's."""
 
-from __future__ import annotations
-
 import math
 
 from bench.contract.events import Facts

@@ -5,8 +5,6 @@ parameters here. mu: sensitivity over noise std of one upload; as the std is pro
 clip norm, mu is free of it.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any, Literal

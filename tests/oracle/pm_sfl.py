@@ -4,8 +4,6 @@ c: every mask probability lies in [c, 1 - c]. d: number of masked coordinates. m
 over standard deviation of a Gaussian release.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

@@ -4,8 +4,6 @@ An upload's noised values move by at most C when a record is added or removed (c
 and by 2C when one is replaced. Everything is for the values given public masks.
 """
 
-from __future__ import annotations
-
 import math
 
 from scipy.optimize import brentq

@@ -1,7 +1,5 @@
 """What follows from SPM's Algorithm 2 beside what the paper prints; of a value of magnitude 1."""
 
-from __future__ import annotations
-
 import math
 
 from defenses.spm import Variant, growth, keep_probability, moments, scale_range
