@@ -117,9 +117,8 @@ class Censor(Defense):
         g = gradient.flatten()
         r = gaussian_like(g.expand(self.tries, -1), std=1.0, rng=rng)
         r = r / r.norm(dim=1, keepdim=True)
-        length = g.norm().clamp_min(_TINY)
-        along = length if self.variant == "printed" else length.square()
-        u = r - (r @ g / along)[:, None] * g
+        unit = g / g.norm().clamp_min(_TINY)  # 0 where nothing flows back
+        u = r - (r @ unit)[:, None] * (g if self.variant == "printed" else unit)
         u = u * (g.norm() / u.norm(dim=1, keepdim=True).clamp_min(_TINY))
         return u.view(self.tries, *gradient.shape)
 

@@ -18,6 +18,7 @@ from attacks.idlg import IDLG
 from bench.api import UPLOAD_KINDS, Defense, Facts, Seen, as_kind
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
+from bench.seeding import generator
 from bench.toolkit.batches import soft_cross_entropy
 from bench.toolkit.losses import NetworkLoss
 from defenses.censor import NEAR, Censor, Turned
@@ -27,7 +28,7 @@ from defenses.precode import NOISE, Precode
 from defenses.soteria import Soteria
 from tests.conftest import context_for, network_for, seen_under
 from tests.docs_modules import controls
-from tests.uploads import error_of, one_hot
+from tests.uploads import error_of, one_hot, upload_of
 
 CONTROLS = (Soteria, Precode, Outpost, Censor)
 
@@ -248,6 +249,17 @@ def test_censor_keeps_norms_alone(digits: Dataset, variant: Any) -> None:
             assert float(other[name].norm()) == pytest.approx(float(one[name].norm()), rel=1e-4)
             cosine = float((one[name] * other[name]).sum() / one[name].norm().square())
             assert abs(cosine) < (1e-4 if variant == "orthogonal" else 0.95)
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "printed"])
+@pytest.mark.parametrize("size", [0.0, 1e-25])
+def test_censor_sends_finite_values_where_next_to_nothing_flows_back(
+    variant: Any, size: float
+) -> None:
+    sent = upload_of(Censor(variant=variant), torch.full((50,), size), generator(0, "censor"))
+    values = sent.parts["p"].values
+    assert bool(values.isfinite().all())
+    assert float(values.double().norm()) <= size * math.sqrt(50) * 1.001
 
 
 def test_censor_takes_the_direction_with_the_least_loss(digits: Dataset) -> None:
