@@ -62,7 +62,6 @@ class Step:
 
     @property
     def mixed(self) -> list[Mixture]:
-        assert self.mixtures is not None
         return self.mixtures
 
     def mask(self, client: str) -> Tensor:

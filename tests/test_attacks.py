@@ -195,7 +195,6 @@ def test_a_zero_gradient_is_told_and_counted_as_failed(digits: Dataset, attack: 
     for part in next(m for m in seen.messages if m.sender == seen.clients[1]).parts.values():
         part.values.zero_()
     answer = attack.run(seen, context_for(digits, network, Defense(), budget=20))
-    assert answer.failed is not None
     assert answer.failed.tolist() == [False, True, False]
     assert "of 1 victims nothing was sent but zeros" in answer.notes
     scores = score(answer, x=truth.x, y=truth.y, classes=10, aux_x=digits.aux_x)
@@ -209,7 +208,6 @@ def test_attacks_run_on_dead_relus_and_train_mode_normalisation(digits: Dataset)
     for view in (seen, replace(seen, before=dead)):
         for attack in (DLG(restarts=0), InvertingGradients(restarts=0)):
             answer = attack.run(view, context_for(digits, network, Defense(), budget=2))
-            assert answer.images is not None
             assert bool(torch.isfinite(answer.images).all())
 
 

@@ -101,7 +101,6 @@ context = partial(rehearsing_context, budget=100)
 
 def similarity(attack: Attack, seen: Seen, ctx: Context, truth: Truth) -> float:
     answer = attack.run(seen, ctx)
-    assert answer.images is not None
     return float(ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1)).mean())
 
 
@@ -318,7 +317,6 @@ def test_what_the_server_returned_explains_all_steps_of_one_sample(digits: Datas
     seen, truth = at_init(digits, network, defense, 1, split=True, local_epochs=3)
     ctx = context(digits, network, defense, seen)
     uploads = Evidence(parse_view(seen), ctx, dtype=torch.float64).uploads
-    assert uploads is not None
     y = torch.full((4, 1, 10), 0.1, dtype=torch.float64)
     missed = uploads.misfit(truth.x.double(), y, torch.arange(4))
     assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
@@ -348,7 +346,6 @@ def test_samples_of_all_steps_and_epochs_are_put_in_one_order(digits: Dataset) -
     x = truth.x.double().flatten(0, 1)
     for one in found:
         view = split_view(one, ctx, dtype=torch.float64)
-        assert view is not None
         assert not bool(view.present.all())
         params = {n: v.double() for n, v in one.before.items()}
         sent = view.activations_sent(network.run(params, x, last=view.cut)).unflatten(0, (4, 8))
@@ -365,7 +362,6 @@ def test_what_the_server_returned_explains_all_steps_and_epochs_of_several_sampl
     seen, truth = at_init(digits, network, defense, 1, split=True, **work)
     ctx = context(digits, network, defense, seen)
     uploads = Evidence(link(parse_view(seen), ctx), ctx, dtype=torch.float64).uploads
-    assert uploads is not None
     y = torch.full((4, 4, 10), 0.1, dtype=torch.float64)
     missed = uploads.misfit(truth.x.double(), y, torch.arange(4))
     assert float(missed.sqrt().max()) < 1e-5 * float(uploads.values.square().mean().sqrt())
@@ -432,7 +428,6 @@ def test_label_counts_are_surer_over_rounds(digits: Dataset) -> None:
     for count in (1, 8):
         seen, truth = at_init(digits, network, defense, count, batch=8)
         counts = ILRG().run(seen, context(digits, network, defense, seen)).label_counts
-        assert counts is not None
         true = torch.nn.functional.one_hot(truth.y, digits.classes).sum(dim=1)
         scores.append(float((counts == true).double().mean()))
     assert scores[1] > scores[0]

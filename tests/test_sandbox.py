@@ -106,7 +106,6 @@ def test_a_role_is_its_owners_wherever_it_stands() -> None:
     client = client_alone(generator(0))
     for members in ({"a": OwnsBatch(), "b": Adds(1)}, {"b": Adds(1), "a": OwnsBatch()}):
         batch = Composed(members).batch(client, 2)
-        assert batch is not None
         assert batch.tolist() == [0, 1]
     assert Composed({"b": Adds(1)}).batch(client, 2) is None
 
