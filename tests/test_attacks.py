@@ -49,8 +49,7 @@ def mean(values: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"),
-    [("digits", 0.98), pytest.param("photos", 0.95, marks=pytest.mark.slow)],
+    ("name", "least"), [("digits", 0.98), pytest.param("photos", 0.95, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
     "attack",

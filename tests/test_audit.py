@@ -184,8 +184,7 @@ def test_dp_cutmixs_label_is_told_apart_beyond_the_printed_claim(registry: Regis
     """Eq. 6 scales the label's term by lambda^2, but a client uploads its label unscaled
     (CLAIMS section 3). Printed epsilon: 1.81."""
     defense = registry.defense(
-        "dp_cutmix",
-        {"patches": 16, "group": 10, "clip": 0.2, "smashed_std": 1.0, "label_std": 1.0},
+        "dp_cutmix", {"patches": 16, "group": 10, "clip": 0.2, "smashed_std": 1.0, "label_std": 1.0}
     )
     found = audit(defense, draws=2600)
     label = finding(found, "label")

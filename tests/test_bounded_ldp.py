@@ -322,9 +322,7 @@ def test_shuffling_moves_no_weight_of_the_model(digits: Dataset) -> None:
     assert distance(*states) < 1e-6
 
 
-def test_the_server_reads_how_many_sent_the_upper_value_and_nobodys_upload(
-    digits: Dataset,
-) -> None:
+def test_the_server_reads_how_many_sent_the_upper_value_and_nobodys_upload(digits: Dataset) -> None:
     seen, truth = seen_under(
         digits, network_for(digits, "mlp_spm"), shuffled(), clients=3, batch=2,
     )  # fmt: skip

@@ -364,7 +364,7 @@ def test_an_honest_defense_of_the_same_kind_is_not_flagged(digits: Dataset) -> N
 
 
 READ_BY_THE_SERVER = [
-    *(SentBeside, MedianOfBeside, LastBits, ByAnother, InTheHeader, InThePattern, InTheOrder),
+    *(SentBeside, MedianOfBeside, LastBits, ByAnother, InTheHeader, InThePattern, InTheOrder)
 ]
 
 

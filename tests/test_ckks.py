@@ -178,9 +178,7 @@ def test_damaged_ciphertexts_are_refused(parties: Parties) -> None:
             add([[good], [bad]], parties.public)
 
 
-def test_ciphertexts_of_another_key_are_refused(
-    both: dict[str, Parties],
-) -> None:
+def test_ciphertexts_of_another_key_are_refused(both: dict[str, Parties]) -> None:
     for parties in both.values():
         ours = encrypt(torch.ones(5), parties.public)
         with pytest.raises(ValueError, match="another key"):

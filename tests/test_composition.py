@@ -93,9 +93,7 @@ def test_epsilon_is_monotone_and_no_larger_than_the_sum(
 
 @given(
     groups=st.lists(
-        st.tuples(st.floats(-3, 1).map(lambda x: 10**x), st.integers(1, 8)),
-        min_size=1,
-        max_size=3,
+        st.tuples(st.floats(-3, 1).map(lambda x: 10**x), st.integers(1, 8)), min_size=1, max_size=3
     ),
     mu=st.one_of(st.just(0.0), st.floats(-3, 1).map(lambda x: 10**x)),
     delta=st.floats(-10, -0.3).map(lambda x: 10**x),

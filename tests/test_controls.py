@@ -97,10 +97,7 @@ def test_precode_trains_and_evaluates_what_its_paper_says(digits: Dataset) -> No
     draw = defense.draw(variables, {}, rng)
     x, y = digits.train_x[:3], torch.eye(10)[:3]
     loss = NetworkLoss(
-        network=network,
-        realize=lambda v: defense.realize(v, {}, {}),
-        mode="train",
-        buffers=None,
+        network=network, realize=lambda v: defense.realize(v, {}, {}), mode="train", buffers=None
     )
     own = {n: v.clone().requires_grad_() for n, v in variables.items()}
 

@@ -292,11 +292,7 @@ def test_cutout_sends_what_cutmix_sends_but_nobody_fills_the_gaps() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "whole"),
-    [
-        ({}, False),
-        ({"smashed_std": 0.1}, True),
-        ({"smashed_std": 0.1, "noise": "b3"}, False),
-    ],
+    [({}, False), ({"smashed_std": 0.1}, True), ({"smashed_std": 0.1, "noise": "b3"}, False)],
 )
 def test_only_what_is_not_known_to_be_zero_costs_bytes(changes: Any, whole: bool) -> None:
     step = Step(plain(**changes), tokens(3))

@@ -89,8 +89,7 @@ def test_two_inputs_at_the_ends_of_the_interval_reach_the_sensitivity() -> None:
     defense = plain(patches=6, group=4, clip=0.2, smashed_std=1.0, label_std=1.0, smashed_size=24)
     step = {
         v: Step(
-            plain(patches=6, group=4, clip=0.2),
-            {i: torch.full((1, 6, 4), v) for i in ROSTER[:4]},
+            plain(patches=6, group=4, clip=0.2), {i: torch.full((1, 6, 4), v) for i in ROSTER[:4]}
         )
         for v in (-5.0, 5.0)
     }

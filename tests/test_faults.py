@@ -278,10 +278,7 @@ def test_a_driver_killed_while_it_writes_loses_and_changes_no_record(
 
 @pytest.mark.parametrize("call", ["replace", pytest.param("fsync", marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written(
-    finished: tuple[Plan, Keys, Store],
-    tmp_path: Path,
-    call: str,
-    monkeypatch: pytest.MonkeyPatch,
+    finished: tuple[Plan, Keys, Store], tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, keys, made = finished
     real, calls = getattr(os, call), 0

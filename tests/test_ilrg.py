@@ -302,9 +302,7 @@ def test_one_hidden_row_is_no_loss_and_more_are_shared_out(
     assert float(seen_rows.double().mean()) > 0.9
 
 
-def test_only_a_head_of_which_nothing_is_visible_is_refused(
-    observed: tuple[Seen, Truth],
-) -> None:
+def test_only_a_head_of_which_nothing_is_visible_is_refused(observed: tuple[Seen, Truth]) -> None:
     clause = "no value of the head's weight or bias was sent in the clear"
     assert ILRG().applies(with_head(observed[0], lambda name, part: None)) == clause
 

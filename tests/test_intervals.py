@@ -12,13 +12,7 @@ from scipy import stats
 from scipy.stats import binomtest
 
 from bench.errors import UserError
-from bench.metrics.intervals import (
-    Interval,
-    bound_mean,
-    drop_interval,
-    interval_of,
-    share_interval,
-)
+from bench.metrics.intervals import Interval, bound_mean, drop_interval, interval_of, share_interval
 from bench.report import leaderboard
 from bench.seeding import numpy_generator
 from tests.conftest import require

@@ -381,10 +381,7 @@ SPLIT = {
         "label_std": 0.1,
     },
 }
-AS_SPLIT = {
-    'name = "fedavg"': 'name = "splitfed"\ncut = "embed"',
-    "mlp_spm": "vit_small",
-}
+AS_SPLIT = {'name = "fedavg"': 'name = "splitfed"\ncut = "embed"', "mlp_spm": "vit_small"}
 TRACED: list[tuple[Plugins, Plugins, dict[str, str]]] = [
     (FEDERATED, {a: {} for a in ("idlg", "inverting_gradients", "analytic", "ilrg")}, {}),
     (SPLIT, {a: {} for a in ("dlg", "split_label", "prior_only")}, AS_SPLIT),

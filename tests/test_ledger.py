@@ -57,11 +57,7 @@ def test_published_values_of_the_composed_gaussian_are_reproduced() -> None:
         assert ours == pytest.approx(expected, rel=2e-3)
 
 
-@given(
-    std=st.floats(0.1, 50),
-    count=st.integers(1, 50),
-    delta=st.floats(1e-8, 1e-2),
-)
+@given(std=st.floats(0.1, 50), count=st.integers(1, 50), delta=st.floats(1e-8, 1e-2))
 @settings(deadline=None, max_examples=40)
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_releases(
     std: float, count: int, delta: float
@@ -162,9 +158,7 @@ def test_impossible_facts_are_refused(facts: dict[str, float], message: str) -> 
         Facts(**facts)  # type: ignore[arg-type]
 
 
-def test_noise_on_updates_proves_nothing_where_smashed_data_is_sent_too(
-    registry: Registry,
-) -> None:
+def test_noise_on_updates_proves_nothing_where_smashed_data_is_sent_too(registry: Registry) -> None:
     defense = registry.defense("gaussian", {"noise_multiplier": 1.0, "clip_norm": 1.0})
     facts = Facts(parameters=10, rounds=2)
     assert account(defense, facts).eps_record < float("inf")

@@ -21,15 +21,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from bench import foreign
-from bench.foreign import (
-    Escaped,
-    OverLimit,
-    contain,
-    foreign_code,
-    forget,
-    in_one_line,
-    time_limit,
-)
+from bench.foreign import Escaped, OverLimit, contain, foreign_code, forget, in_one_line, time_limit
 from bench.harness import launch
 from bench.harness.executors import local
 from bench.harness.executors.local import Workers
@@ -186,10 +178,7 @@ class Talks(Defense):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_defense_that_exits_fails_its_training_and_what_is_printed_goes_to_stderr(
-    tiny: Callable[..., Path],
-    tmp_path: Path,
-    workers: int,
-    capfd: pytest.CaptureFixture[str],
+    tiny: Callable[..., Path], tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if workers:
         forkserver._forkserver._stop()  # they print where their server did when it began

@@ -109,9 +109,7 @@ def test_a_problem_has_the_same_answer_whatever_the_batch_it_ran_in() -> None:
         assert int(alone.evaluations) == int(together.evaluations[k])
 
 
-def test_accepted_steps_meet_the_strong_wolfe_conditions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_accepted_steps_meet_the_strong_wolfe_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of f(x) = x^2 from 1 the first step, of length 1000, is far too long; 0.001 far too short."""
 
     def square(z: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:

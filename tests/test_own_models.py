@@ -195,7 +195,7 @@ def test_stages_are_submodules_that_all_information_passes() -> None:
     tied = brought("Tied")
     assert tied.stages == ("first", "head_input", "head")
     assert [n for n in tied.init(generator(0, "init")) if n.startswith("head_input")] == [
-        *(f"head_input./{layer}.{n}" for layer in ("again", "between") for n in ("weight", "bias")),
+        *(f"head_input./{layer}.{n}" for layer in ("again", "between") for n in ("weight", "bias"))
     ]
 
 

@@ -11,12 +11,7 @@ from torch.distributions import MultivariateNormal
 from attacks.dlg import DLG
 from attacks.engine import deep_leakage
 from attacks.engine.encoding import Encoding, shrunk_means
-from attacks.engine.posterior import (
-    ClassPrior,
-    NoisyMessages,
-    draw_samples,
-    find_noisy_messages,
-)
+from attacks.engine.posterior import ClassPrior, NoisyMessages, draw_samples, find_noisy_messages
 from attacks.idlg import IDLG
 from bench.contract.attack import Attack
 from bench.contract.defense import Defense

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.analytic import (
-    Analytic,
-    complete_inputs,
-    inputs_by_rank,
-    rankings,
-    without_ties,
-)
+from attacks.analytic import Analytic, complete_inputs, inputs_by_rank, rankings, without_ties
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.seeding import generator

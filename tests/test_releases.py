@@ -502,9 +502,7 @@ def test_a_first_round_in_which_nothing_was_kept_tells_as_much_beside_others(
 
 
 @pytest.mark.slow
-def test_a_victim_that_all_rounds_together_trap_is_found_from_one_of_them(
-    digits: Dataset,
-) -> None:
+def test_a_victim_that_all_rounds_together_trap_is_found_from_one_of_them(digits: Dataset) -> None:
     """All together find one victim of two, an SSIM of .53."""
     network, defense = network_for(digits), DepthFL()
     seen, truth = trained_between(digits, defense, "lenet", 0.5)

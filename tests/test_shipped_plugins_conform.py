@@ -49,10 +49,7 @@ DEFENSES: Mapping[str, Mapping[str, Any]] = {
     "dp_mixsl": {"group": 2, **DP_SPLIT},
     "dp_sl": DP_SPLIT,
 }
-ATTACKS: Mapping[str, Mapping[str, Any]] = {
-    "decoder": {"rows": 24},
-    "ridge": {"rows": 24},
-}
+ATTACKS: Mapping[str, Mapping[str, Any]] = {"decoder": {"rows": 24}, "ridge": {"rows": 24}}
 
 
 FAST = pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)])

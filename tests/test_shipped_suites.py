@@ -102,9 +102,7 @@ def test_full_trains_as_many_steps_under_every_protocol(full_plan: Plan) -> None
     assert {j.protocol.rounds * (j.protocol.local_steps or 1) for j in full_plan.trainings} == {600}
 
 
-def test_patches_positions_and_sizes_of_full_are_those_of_the_smashed_data(
-    full_plan: Plan,
-) -> None:
+def test_patches_positions_and_sizes_of_full_are_those_of_the_smashed_data(full_plan: Plan) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     for job in full_plan.trainings:
         told = {k: v for k, v in job.settings.items()
@@ -211,9 +209,7 @@ def test_every_attack_of_reference_sees_one_release_the_whole_run_and_the_traine
 
 
 @pytest.mark.slow
-def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(
-    registry: Registry,
-) -> None:
+def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(registry: Registry) -> None:
     """The suite that was tuned for version 1 has the same tasks and attacks as its published run;
     of each of its searches the board has at most one setting per loss."""
     given = tomllib.loads((RESULTS / "untuned.toml").read_text())

@@ -252,9 +252,7 @@ def test_under_drawn_masks_the_judge_knows_the_true_images(
     assert float(torch.stack([own < other for other in others]).double().mean()) > 0.85
 
 
-def test_of_all_images_that_smashed_data_may_be_of_the_likeliest_is_taken(
-    digits: Dataset,
-) -> None:
+def test_of_all_images_that_smashed_data_may_be_of_the_likeliest_is_taken(digits: Dataset) -> None:
     """Patches of 16 pixels become tokens of 4 numbers, and the update is noised beyond use."""
     network = network_for(digits, "vit_small", dim=4)
     noised = GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)

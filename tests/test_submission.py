@@ -400,10 +400,7 @@ def compiled(folder: Path) -> None:
         (lambda f: (f / "extra.py").write_text("x = 1"), r"extra\.py is in .* not in the man"),
         (lambda f: (f / "README.md").unlink(), r"README\.md is in the manifest but not in"),
         (linked, r"README\.md is a link"),
-        (
-            lambda f: (f / "source" / "__pycache__").mkdir(),
-            "source/__pycache__ .* holds no file",
-        ),
+        (lambda f: (f / "source" / "__pycache__").mkdir(), "source/__pycache__ .* holds no file"),
         (compiled, "__pycache__"),
         (lambda f: os.mkfifo(f / "source" / "pipe.py"), r"pipe\.py is in .* not in the manifest"),
     ],
@@ -513,9 +510,7 @@ def labelled(record: dict[str, Any]) -> None:
         record["values"]["label_accuracy"] = [0.9] * record["victims"]
 
 
-def test_forged_records_are_found_by_the_rerun_which_vouches_for_nothing(
-    submitted: Path,
-) -> None:
+def test_forged_records_are_found_by_the_rerun_which_vouches_for_nothing(submitted: Path) -> None:
     lie(submitted, "attack", "my_defense", no_result("not_applicable"))
     lie(submitted, "train", "none", lambda record: record.update(correct=1))
     lie(submitted, "attack", "none", labelled)

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from bench.harness.store import Store
-from bench.records import (
-    AttackRecord,
-    FlagCode,
-    NoResult,
-    PlannedTraining,
-    Row,
-    Run,
-)
+from bench.records import AttackRecord, FlagCode, NoResult, PlannedTraining, Row, Run
 from bench.report.leaderboard import rows_of
 from bench.report.overview import overview
 from tests.made_records import audit

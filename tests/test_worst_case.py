@@ -305,9 +305,7 @@ def test_what_is_likelier_than_the_likeliest_found_comes_first(
     assert bool((drawn > -1).all())
 
 
-def test_a_rough_answer_that_explains_nearly_all_comes_before_a_smooth_one(
-    digits: Dataset,
-) -> None:
+def test_a_rough_answer_that_explains_nearly_all_comes_before_a_smooth_one(digits: Dataset) -> None:
     """Noise of .05 makes images that a Gaussian of public ones takes for next to impossible."""
     network = network_for(digits, "mlp_spm")
     seen, truth = seen_under(digits, network, NoDefense(), victims=4, batch=4)

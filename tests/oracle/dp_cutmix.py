@@ -9,13 +9,7 @@ from defenses.dp_cutmix import DPCutMix
 
 
 def rdp_views(
-    *,
-    clients: int,
-    alpha: float,
-    variance: float,
-    clip: float,
-    smashed_size: int,
-    label_size: int,
+    *, clients: int, alpha: float, variance: float, clip: float, smashed_size: int, label_size: int
 ) -> dict[str, float]:
     """Printed values beside those of a server that sees each upload, for uniform lambda =
     1 / clients."""

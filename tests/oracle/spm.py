@@ -42,10 +42,6 @@ def theorem3(epsilon: float, *, uploads: int, beta: float, w: float) -> dict[str
 def growth_constants(epsilon: float, uploads: int) -> dict[str, float | int]:
     """E[w_next^2] / w^2 per variant, and the fewest uploads that keep Algorithm 2 below 1."""
     mean, variance = moments(epsilon, "printed")
-    variants: dict[str, Variant] = {
-        "alg2": "printed",
-        "unbiased": "unbiased",
-        "sign_rr": "sign_rr",
-    }
+    variants: dict[str, Variant] = {"alg2": "printed", "unbiased": "unbiased", "sign_rr": "sign_rr"}
     factors = {name: growth(epsilon, v, uploads) for name, v in variants.items()}
     return {**factors, "n_stable_alg2": math.floor(variance / (1 - mean * mean)) + 1}
