@@ -131,16 +131,14 @@ HERE = next(
 @pytest.mark.parametrize(
     "error", [TypeError("no"), AttributeError("no"), LookupError("no"), KeyError("no")]
 )
-def test_a_bug_in_a_hook_ends_an_audit_with_hook_file_and_line(error: Exception) -> None:
+@pytest.mark.parametrize("member", [False, True])
+def test_a_bug_in_a_hook_ends_an_audit_with_hook_file_and_line(
+    error: Exception, member: bool
+) -> None:
+    fails = Fails(error)
     with pytest.raises(HookError, match=f"upload raised {type(error).__name__}") as caught:
-        audit(Fails(error), draws=100)
+        audit(Composed({"none": Defense(), "fails": fails}) if member else fails, draws=100)
     assert caught.value.hook == "upload"
-    assert caught.value.place == f"{Path(__file__).name}, line {HERE}"
-
-
-def test_a_bug_in_a_member_of_a_composed_defense_is_found_as_well() -> None:
-    with pytest.raises(HookError, match="upload raised TypeError") as caught:
-        audit(Composed({"none": Defense(), "fails": Fails(TypeError("no"))}), draws=100)
     assert caught.value.place == f"{Path(__file__).name}, line {HERE}"
 
 
