@@ -56,6 +56,7 @@ def test_a_notebook_gets_plain_lines_though_it_asks_for_colours(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     assert PlainConsole(file=io.StringIO()).is_terminal
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     plan, keys = planned(tiny())

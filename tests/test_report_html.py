@@ -318,6 +318,13 @@ def test_the_page_sorts_by_the_figures_of_the_frame_and_shows_those_of_the_termi
     assert all(v.drop_text in terminal_ for v in verdicts_.values())
 
 
+def test_a_filter_has_every_value_once_and_threats_one_by_one() -> None:
+    rows = [row("a", threat="server: one; batch8: two"), row("b|c", threat="ser|ver: one")]
+    filters = {key: values for key, _, values in board_of({"": rows}).filters}
+    assert filters["threat"] == ["server", "batch8", "ser/ver"]
+    assert filters["defense"] == ["a", "b/c"]
+
+
 def test_a_page_without_rows_says_so() -> None:
     assert "nothing has finished yet" in page()
 

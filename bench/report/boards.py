@@ -121,10 +121,11 @@ class Board:
 
 
 def filter_values(row: Row) -> dict[str, str]:
-    """Return what the filters compare; several threats are separated by |."""
+    """Return what the filters compare; several threats are separated by |, which no value has."""
     names = ("suite", "protocol", "data", "model", "checkpoint", "defense")
     threats = dict.fromkeys(text.partition(":")[0] for text in row.threat.split("; "))
-    return {name: str(getattr(row, name)) for name in names} | {"threat": "|".join(threats)}
+    values = {name: str(getattr(row, name)).replace("|", "/") for name in names}
+    return values | {"threat": "|".join(threat.replace("|", "/") for threat in threats)}
 
 
 def board_of(
