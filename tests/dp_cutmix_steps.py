@@ -62,6 +62,7 @@ class Step:
 
     @property
     def mixed(self) -> list[Mixture]:
+        assert self.mixtures is not None
         return self.mixtures
 
     def mask(self, client: str) -> Tensor:

@@ -55,5 +55,6 @@ def measure(
     began = time.perf_counter()
     counts = GDBR().run(seen, rehearsing_context(data, network, HiddenHead(), seen)).label_counts
     seconds = time.perf_counter() - began
+    assert counts is not None
     shared = torch.minimum(counts, one_hot(truth.y, data.classes).sum(dim=1))
     return {"labels": float(shared.sum() / truth.y.numel()), "seconds": seconds / victims}

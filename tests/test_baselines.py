@@ -241,6 +241,8 @@ def test_personal_weights_of_masks_are_realised(digits: Dataset, registry: Regis
     )
     play(run, rounds=2)
     client = run.clients[0]
+    assert client.own is not None
+    assert client.kept is not None
     name = "block1.conv.weight"
     weights = run.weights_of(client)[name]
     theta = run.state[name].clamp(0.01, 0.99)
@@ -376,4 +378,5 @@ def test_attacks_on_uploads_do_not_apply_where_nothing_is_uploaded(
 ) -> None:
     seen, _ = seen_under(digits, network_for(digits), Standalone(), clients=2)
     reason = registry.attack(attack, {}).applies(seen)
+    assert reason is not None
     assert "no upload" in reason

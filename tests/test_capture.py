@@ -161,6 +161,7 @@ def test_clients_that_began_alike_are_attacked_together(
     views = read_views(files)
     assert [view.seen.clients for view in views] == [("client-0", "client-1"), ("client-2",)]
     found = bench.attack(files[:2], "analytic", model=flat())
+    assert found[0].scores is not None
     assert min(found[0].scores.values["ssim"]) > 0.99
 
 
@@ -370,6 +371,7 @@ def test_noise_and_clips_that_are_told_are_no_other_training(
     cross_entropy(net(x), y).backward()
     nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     for p in net.parameters():
+        assert p.grad is not None
         p.grad += 0.1 * torch.randn(p.grad.shape, generator=torch.Generator().manual_seed(0))
     client.gradient(x, y)
 

@@ -115,6 +115,8 @@ def test_of_some_victims_the_others_are_attacked(
     assert " and " not in counts.notes[0]
     assert counts.values["ssim"][0] == half.values["ssim"][0]
     assert counts.values["ssim"][1] != half.values["ssim"][1]
+    assert counts.judged is not None
+    assert half.judged is not None
     assert counts.judged[0] == half.judged[0]
     first, second = (
         load_file(store.artifacts(record.key) / RECONSTRUCTION)["images"]
@@ -171,6 +173,8 @@ def test_the_upper_bound_loses_no_more_than_what_counts_as_rebuilt(
     assert whole.keys() == part.keys()
     for setting, answers in whole.items():
         other = part[setting]
+        assert answers is not None
+        assert other is not None
         assert (answers[0] - other[0]).max() <= 1 - REBUILT
 
 
@@ -214,6 +218,7 @@ def test_on_quick_the_upper_bound_loses_less_than_two_hundredths_of_any_victim(
     for place, answers in whole.items():
         other = part[place]
         if answers is not None:
+            assert other is not None
             assert (answers[0] - other[0]).max() <= 1 - REBUILT, place
 
 

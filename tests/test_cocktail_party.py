@@ -48,6 +48,7 @@ def attacked(
 
 def worst(answer: Reconstruction, truth: Truth) -> float:
     """The largest distance of a private sample to the nearest answer of its victim."""
+    assert answer.images is not None
     away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2))
     return float(away.min(dim=2).values.max())
 
@@ -56,11 +57,14 @@ def worst(answer: Reconstruction, truth: Truth) -> float:
 def test_samples_with_zeros_are_exact_over_batches_and_steps(batch: int, steps: int) -> None:
     answer, truth = attacked(with_zeros(), batch=batch, local_steps=steps)
     assert worst(answer, truth) < 1e-3
+    assert answer.failed is not None
     assert not answer.failed.any()
 
 
 def test_labels_are_those_of_the_samples() -> None:
     answer, truth = attacked(with_zeros(), batch=6, protocol="fedsgd")
+    assert answer.images is not None
+    assert answer.labels is not None
     away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2))
     assert torch.equal(answer.labels.gather(1, away.argmin(dim=2)), truth.y)
 
@@ -73,6 +77,7 @@ def test_a_sum_over_clients_hides_nothing() -> None:
 
 def test_photos_without_zeros_are_near() -> None:
     answer, truth = attacked(load_dataset("photos", seed=0), batch=3)
+    assert answer.images is not None
     away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2)).argmin(dim=2)
     guess = answer.images[torch.arange(3)[:, None], away]
     assert float(images.ssim(guess, truth.x).mean()) > 0.6

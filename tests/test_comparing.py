@@ -126,6 +126,7 @@ def test_a_difference_is_of_the_worst_case_per_victim_in_normalised_leakage(made
     # the mean baseline is .1, so that .9 is the whole way
     assert means_of(compared) == pytest.approx(((0.9 + 0.1) / 2 / 0.9, (0.5 - 0.1) / 2 / 0.9))
     assert compared.difference.interval.mean == pytest.approx(0.3 / 0.9)
+    assert compared.drop is not None
     assert compared.drop.mean == pytest.approx(0.1)
     other = made.compared("b", "a")
     assert other.difference.interval.mean == pytest.approx(-compared.difference.interval.mean)
@@ -145,6 +146,7 @@ def test_only_seeds_that_both_rows_have_count(made: Folder) -> None:
     made.row("b", 2, {"dlg": [0.4, 0.4]}, correct=70, floors=[0.0, 0.0])
     compared = made.compared()
     assert compared.difference.seed_means == pytest.approx((0.15, 0.25))
+    assert compared.drop is not None
     assert compared.drop.mean == pytest.approx(-0.1)
 
 
@@ -254,6 +256,8 @@ def test_leakage_is_of_the_attackers_selection_and_compare_too(made: Folder) -> 
     made.row("b", 0, {"dlg": (middle, [1.0] * 8), "ridge": (low, [2.0] * 8)}, floors=[0.0] * 8)
     first, second = leaderboard.rows(made.done())
     assert (first.defense, first.marks.best, second.marks.best) == ("a", False, False)
+    assert first.choice is not None
+    assert first.worst is not None
     assert (first.choice.attack, first.choice.interval.mean) == ("dlg", pytest.approx(0.2))
     assert (first.worst.attack, first.worst.interval.mean) == ("ridge", pytest.approx(0.9))
     assert not any(f.code == FlagCode.BY_BOUND for f in first.flags)

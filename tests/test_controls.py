@@ -142,6 +142,7 @@ def test_of_several_samples_draws_are_looked_for_beside_the_images(digits: Datas
     ctx = context_for(digits, network, defense)
     (release,) = with_private_parts(parse_view(seen), ctx)
     assert lawless(release) is None
+    assert release.own is not None
     assert release.own.sizes == {"head.noise": 24}
     clients, y = Clients(release, ctx, dtype=torch.float64), one_hot(truth)
     drawn = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -177,6 +178,7 @@ def test_a_step_of_more_samples_than_draws_is_refused(digits: Dataset) -> None:
 def test_of_several_steps_a_random_layer_has_no_law(digits: Dataset) -> None:
     seen, _ = seen_under(digits, network_for(digits), Precode(), victims=2, local_steps=2)
     reason = lawless(parse_view(seen)[-1])
+    assert reason is not None
     assert "RandomLayer gives no likelihood" in reason
 
 

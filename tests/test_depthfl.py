@@ -118,6 +118,7 @@ def test_the_attackers_model_of_the_update_is_exact(digits: Dataset, protocol: s
     split = {"cut": "block2", "labels": "shared"} if protocol == "splitfed" else None
     seen, truth = seen_under(digits, network, DepthFL(), protocol=protocol, split=split)
     matcher = matcher_for(seen, context_for(digits, network, DepthFL()), dtype=torch.float64)
+    assert matcher.evidence.uploads is not None
     observation = matcher.evidence.uploads.observation
     assert any(".exit." in n for n in observation.values)
     y = one_hot(truth)

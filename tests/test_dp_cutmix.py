@@ -256,6 +256,7 @@ def test_without_noise_the_server_runs_cutmix_and_weighs_labels_by_the_share_kep
             assert weight == pytest.approx(float(mask.double().mean()))
             labels = labels + weight * step.labels[i]
         assert torch.equal(mixture.smashed, expected)
+        assert mixture.targets is not None
         assert torch.allclose(mixture.targets, labels)
         assert sum(w for _, w in mixture.members) == pytest.approx(1.0)
 
@@ -276,6 +277,7 @@ def test_mixup_weighs_smashed_data_and_labels_alike() -> None:
         assert sum(weights.values()) == pytest.approx(1.0)
         expected = torch.stack([w * q[i] for i, w in weights.items()]).sum(dim=0)
         assert torch.allclose(mixture.smashed, expected)
+        assert mixture.targets is not None
         assert mixture.targets[0].tolist() == pytest.approx(list(weights.values()))
         if mixing == "uniform":
             assert list(weights.values()) == pytest.approx([1 / 3] * 3)

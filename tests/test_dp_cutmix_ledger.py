@@ -220,6 +220,7 @@ def test_what_has_no_noise_claims_nothing() -> None:
             "the smashed data", "the labels", "the update of the client-held layers",
         ]  # fmt: skip
     claim = plain(smashed_std=1.0).claim(facts)
+    assert claim is not None
     assert claim[0] == math.inf
 
 

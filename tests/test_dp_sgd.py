@@ -79,6 +79,7 @@ def test_the_claim_is_opacus_and_the_proof_counts_every_use() -> None:
     accountant.history = [(1.5, 0.2, 50)]
     # Opacus takes the best of a grid of orders, the claim the best order.
     opacus = accountant.get_epsilon(1e-5)
+    assert entry.eps_claimed is not None
     assert 0.999 * opacus < entry.eps_claimed <= opacus
     assert uses_of_a_record(FACTS) == 11
     proven = exact_gaussian_epsilon(mu=math.sqrt(11) * 2 / 1.5, delta=1e-5)
@@ -101,6 +102,7 @@ def test_dp_fedavg_shares_its_noise_and_claims_for_the_sum() -> None:
     assert defense.level == 2.0
     entry = account(defense, FACTS)
     assert entry.unit == "client"
+    assert entry.eps_claimed is not None
     # Each upload has a quarter of the noise and twice the sensitivity.
     assert entry.eps_record == pytest.approx(
         exact_gaussian_epsilon(mu=math.sqrt(10) * 2 * 4 / 4.0, delta=1e-5)

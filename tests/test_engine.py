@@ -167,6 +167,8 @@ def test_an_attack_gives_a_victim_the_same_answer_whatever_the_chunk(
     whole = attack.run(seen, context_for(digits, network, Defense(), budget=30))
     monkeypatch.setattr(memory, "_CPU_BYTES", 1)  # one problem at a time
     pieces = attack.run(seen, context_for(digits, network, Defense(), budget=30))
+    assert whole.images is not None
+    assert pieces.images is not None
     assert torch.allclose(whole.images, pieces.images, atol=1e-2)
     assert whole.evaluations == pieces.evaluations
 

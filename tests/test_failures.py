@@ -273,6 +273,7 @@ def test_a_row_of_badly_chosen_answers_is_flagged(alone: float, flagged: bool) -
     """Where one attack alone leaks more than .1 more than what the judge preferred."""
     attacks = {"dlg": made_up.attack(0.4), "ridge": made_up.attack(alone)}
     made = made_up.row(attacks=attacks, ssim=0.4, accuracy=None)
+    assert made.worst is not None
     made = replace(made, choice=replace(made.worst, attack="dlg"))
     flags = [f for f in flags_of(made, []) if f.code == FlagCode.UNDERSTATED]
     assert [f.subject for f in flags] == ["ridge"] * flagged

@@ -64,6 +64,7 @@ def test_a_pareto_figure_shows_every_row_its_interval_and_front() -> None:
     assert places == pytest.approx(np.array(expected))
     bars = [b.get_segments()[0] for b in points[0][2]]
     leakage = ROWS[0].leak_interval
+    assert leakage is not None
     assert bars[0][:, 0].tolist() == pytest.approx([leakage.lo, leakage.hi])
     assert bars[1][:, 1].tolist() == pytest.approx([0.88, 0.92])
     assert points[3][0].get_markerfacecolor() == "white"

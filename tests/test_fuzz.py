@@ -212,6 +212,7 @@ def plugins(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     kind = draw(st.sampled_from(["defense", "attack"]))
     name = draw(st.sampled_from(REGISTRY.names(kind)))  # type: ignore[arg-type]
     cls = REGISTRY.get(kind, name).cls  # type: ignore[arg-type]
+    assert cls is not None
     known = [*inspect.signature(cls).parameters, "epsilom"]
     return kind, name, draw(st.dictionaries(st.sampled_from(known), VALUES, max_size=4))
 

@@ -37,6 +37,7 @@ def test_counts_behind_a_hidden_head_are_read_at_initialisation(
     if isinstance(defense, HiddenHead):
         assert "no value of the head" in str(ILRG().applies(seen))
     counts = GDBR().run(seen, rehearsing_context(digits, network, defense, seen)).label_counts
+    assert counts is not None
     assert float((counts == one_hot(truth).sum(dim=1)).double().mean()) > 0.97
 
 

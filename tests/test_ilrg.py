@@ -217,6 +217,7 @@ def attacked(seen: Seen, digits: Dataset, attack: ILRG | None = None) -> Reconst
 
 
 def share_right(answer: Reconstruction, truth: Truth) -> float:
+    assert answer.label_counts is not None
     assert answer.label_counts.sum(dim=1).tolist() == [8] * 8
     return float((answer.label_counts == counts_of(truth.y, 10)).double().mean())
 
@@ -298,6 +299,7 @@ def test_one_hidden_row_is_no_loss_and_more_are_shared_out(
     four = attacked(with_head(observed[0], rows_from(4)), digits)
     assert share_right(four, observed[1]) > 0.7
     assert "6 of 10 head rows visible" in four.notes
+    assert four.label_counts is not None
     seen_rows = four.label_counts[:, 4:] == counts_of(observed[1].y, 10)[:, 4:]
     assert float(seen_rows.double().mean()) > 0.9
 
@@ -330,6 +332,7 @@ def test_a_clip_hides_the_length_and_not_the_counts(
         values = torch.cat([p.values.flatten() for p in message.parts.values()])
         assert float(values.norm()) == pytest.approx(bound, rel=1e-5)
     answer = ILRG().run(seen, context_for(digits, network_for(digits), clip))
+    assert answer.label_counts is not None
     right = (answer.label_counts == counts_of(truth.y, 10)).double().mean()
     assert float(right) > 0.98
     assert answer.notes == ()
@@ -354,6 +357,7 @@ def test_after_some_training_refinement_helps_and_doubtful_counts_are_told(
     right = {}
     for refine in (0, 3):
         answer = ILRG(refine=refine).run(seen, context)
+        assert answer.label_counts is not None
         right[refine] = float((answer.label_counts == counts_of(truth.y, 10)).double().mean())
     assert right[3] > right[0] + 0.1
     assert any(note.startswith("counts uncertain: ") for note in answer.notes)
@@ -411,8 +415,10 @@ def test_a_gradient_of_zero_is_a_failure_and_not_an_answer(
 
     seen = replace(observed[0], messages=tuple(silenced(m) for m in observed[0].messages))
     answer = attacked(seen, digits)
+    assert answer.failed is not None
     assert answer.failed.tolist() == [client == first for client in seen.clients]
     assert any("1 of 8 victims showed no head gradient but 0" in note for note in answer.notes)
+    assert answer.label_counts is not None
     assert answer.label_counts.sum(dim=1).tolist() == [8] * 8
 
 
@@ -421,6 +427,7 @@ def test_batches_larger_than_any_classes_public_count(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = seen_under(digits, network, Defense(), batch=24)
     answer = ILRG().run(seen, context_for(few, network, Defense()))
+    assert answer.label_counts is not None
     assert torch.equal(answer.label_counts, counts_of(truth.y, 10))
 
 

@@ -75,6 +75,8 @@ class Tree:
         self.before = self.keys()
 
     def keys(self) -> dict[str, str]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())

@@ -100,9 +100,11 @@ def test_dlg_descends_the_law_that_a_plugin_declares(digits: Dataset) -> None:
     seen, defense = doubled(digits, _DoublingWithLaw)
     evidence = evidence_for(seen, context_for(digits, network_for(digits), defense))
     assert evidence.noisy
+    assert evidence.uploads is not None
     assert isinstance(evidence.uploads.law, _DoublingWithLaw)
     ctx = context_for(digits, network_for(digits), defense, budget=20)
     answer = DLG(restarts=0).run(seen, ctx)
+    assert answer.images is not None
     assert bool(torch.isfinite(answer.images).all())
 
 
@@ -137,6 +139,7 @@ def test_attacks_descend_the_laws_of_values_released_one_by_one(
     assert attack.applies(seen) is None
     answer = attack.run(seen, context_for(digits, network, defense, budget=3))
     assert answer.loss is None or bool(torch.isfinite(answer.loss).all())
+    assert answer.failed is not None
     assert not bool(answer.failed.any())
 
 

@@ -162,6 +162,7 @@ def test_a_victim_whose_units_are_all_dead_is_failed_not_black(digits: Dataset) 
     for part in seen.of(seen.clients[0], "update")[0].parts.values():
         part.values.zero_()
     answer = Analytic().run(seen, ctx)
+    assert answer.failed is not None
     assert answer.failed.tolist() == [True, False]
 
 
@@ -277,6 +278,7 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_global_generator(
         torch.manual_seed(seed)
         seen, _, ctx = smashed(digits, "lenet", "block2", std=0.05, budget=2)
         answers.append(attack.run(seen, replace(ctx, rng=generator(0, "attack"))).images)
+    assert answers[0] is not None
     assert torch.equal(answers[0], answers[1])  # type: ignore[arg-type]
 
 

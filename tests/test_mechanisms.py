@@ -427,6 +427,7 @@ def test_a_random_mechanism_of_a_plugin_without_law_is_named_as_such() -> None:
     assert not unknown.known_law
     assert without_law([Clip(of="update", norm=1.0), GaussianNoise(of="update", std=1.0)]) is None
     reason = without_law([GaussianNoise(of="update", std=1.0), unknown])
+    assert reason is not None
     assert "Unlawful gives no likelihood" in reason
     with pytest.raises(NotImplementedError, match="Unlawful gives no likelihood"):
         unknown.misfit(torch.zeros(1), torch.zeros(1))

@@ -130,6 +130,7 @@ def test_only_the_public_half_is_clipped_noised_and_sent() -> None:
     """The norm is the public half's; the noise has Lemma 1's std."""
     half, defense = 20_000, MSPAFL(epsilon=1.0, clip_norm=2.0)
     part = sent(defense, torch.cat([torch.full((half,), 50.0), torch.full((half,), 3.0)]))
+    assert part.present is not None
     assert part.present.tolist() == [False] * half + [True] * half
     assert bool((part.values[:half] == 0).all())
     std = 2 * 2.0 * math.sqrt(2 * math.log(1.25 / 1e-4)) / 1.0
@@ -178,6 +179,7 @@ def test_nu_is_the_chance_that_somebody_checks_in_and_off_by_default() -> None:
     assert "aggregate" not in plain.owns
     corrected = MSPAFL(epsilon=0.5, check_in="0.1,0.9", nu_clients=2)
     averaged = corrected.aggregate(server, messages)
+    assert averaged is not None
     assert averaged["w"].tolist() == pytest.approx([1.5 / 0.91, 7.0])
 
 
@@ -219,6 +221,7 @@ def test_the_proof_counts_uploads_exactly_and_no_amplification() -> None:
         exact_gaussian_epsilon(mu=math.sqrt(12) * 2 / defense.std, delta=1e-4)
     )
     assert entry.unit == "record"
+    assert entry.claim_delta is not None
     p, q = 0.5, 0.2
     off = 2 * math.exp(-2 * 0.25**2 * 100)
     one = math.log1p(p / (1 - off) * math.expm1(2 * q))

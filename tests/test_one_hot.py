@@ -81,6 +81,8 @@ def test_what_no_record_can_be_comes_after_records(table: Dataset) -> None:
     judge = Likelihood()
     for answer, decoded in ((records, True), (matched, False)):
         left, loss = judge.unexplained(seen, ctx, answer), judge.losses(seen, ctx, answer)
+        assert left is not None
+        assert loss is not None
         assert float(left.max()) < 1e-8
         assert (float(loss.max()) < -1e8) == decoded
 
@@ -108,6 +110,7 @@ def test_what_does_not_reproduce_the_gradient_fails(table: Dataset) -> None:
     for part in upload.parts.values():
         part.values.mul_(0.5)  # a sum of halved errors, which no softmax has
     failed = Analytic().run(seen, ctx).failed
+    assert failed is not None
     assert failed.tolist() == [True, False, False, False]
 
 

@@ -58,6 +58,7 @@ def similarity(answer: Reconstruction, truth: Truth, data: Dataset) -> float:
 
 def misfit(evidence: Evidence, truth: Truth) -> Tensor:
     """Share of every upload's square that the true samples leave open."""
+    assert evidence.uploads is not None
     uploads, everyone = evidence.uploads, torch.arange(len(truth.y))
     with torch.no_grad():
         sent = uploads.simulate(truth.x.double(), hot(truth.y), everyone)
@@ -69,9 +70,11 @@ def misfit(evidence: Evidence, truth: Truth) -> Tensor:
 def test_the_true_samples_tell_the_order_and_then_explain_the_update(digits: Dataset) -> None:
     seen, truth = seen_in_epochs(digits, epochs=3, batch=1, steps=3, lr=0.1)
     evidence = evidence_of(digits, seen)
+    assert evidence.orders is not None
     guessed = evidence.orders.std.clone()
     assert float(misfit(evidence, truth).max()) > 1e-4
     for _ in range(3):
+        assert evidence.uploads is not None
         evidence.uploads.reorder(truth.x.double(), hot(truth.y), bytes_each=1000)
     found = misfit(evidence, truth) < 1e-10
     assert int(found.sum()) >= 3

@@ -211,6 +211,8 @@ def test_a_packages_loader_and_its_files_decide_a_trainings_key_and_no_other(
 
 
 def owners(data: Dataset) -> tuple[set[int], set[int]]:
+    assert data.train_clients is not None
+    assert data.aux_clients is not None
     return set(data.train_clients.tolist()), set(data.aux_clients.tolist())
 
 
@@ -238,6 +240,7 @@ def test_femnist_is_split_by_writers(tmp_path: Path) -> None:
     assert set.union(*writers) == set(WRITERS)
     train, aux = owners(data)
     assert (len(train), len(aux), train & aux) == (9, 3, set())
+    assert data.train_clients is not None
     for one in train:  # a client is one writer
         held = data.train_x[data.train_clients == one]
         assert len({of[row] for row in rows(held)}) == 1

@@ -118,6 +118,7 @@ def test_a_module_runs_as_it_is(name: str) -> None:
     )
     for known, slope in zip(leaves, slopes, strict=True):
         grad = own[inner[known]].grad
+        assert grad is not None
         assert torch.allclose(slope, grad, atol=1e-5)
 
 
@@ -516,6 +517,7 @@ def test_of_a_network_trained_in_part_only_that_part_is_sent_and_attacked(
     assert all(set(m.parts) == trained for m in uploads)
     assert results.rows[0]["bytes_up"] == 3 * uploads[0].n_bytes
     evidence = evidence_for(seen, context_for(digits, network, NoDefense()), dtype=torch.float64)
+    assert evidence.uploads is not None
     assert set(evidence.uploads.names) == trained
     missed = evidence.uploads.misfit(truth.x.double(), one_hot(truth), torch.arange(2))
     assert float(missed.detach().max()) < 1e-9

@@ -47,6 +47,7 @@ def trained(digits: Dataset) -> Trained:
 def similarity(digits: Dataset, case: Trained, seen: Seen) -> float:
     ctx = context_for(digits, case.network, case.defense, budget=200)
     found = discover().attack("idlg", {}).run(seen, ctx).images
+    assert found is not None
     return float(ssim(found.flatten(0, 1), case.truth.x.flatten(0, 1)).mean())
 
 
@@ -91,6 +92,7 @@ def test_the_judge_believes_the_true_images(
     def judged(images: Tensor) -> float:
         answer = Reconstruction(images=images, labels=truth.y)
         losses = Likelihood().losses(seen, ctx, answer)
+        assert losses is not None
         return float(losses.sum())
 
     true = judged(truth.x)

@@ -81,6 +81,7 @@ def test_rows_without_a_common_seed_are_not_compared() -> None:
     difference = differences([base, {7: np.ones(4)}, outcomes(0.1, 0.2, 0.9)], 0)
     assert difference[0] is None
     assert difference[1] is None
+    assert difference[2] is not None
     assert difference[2].seed_means == (0.0, 0.0)
 
 

@@ -264,6 +264,7 @@ def test_a_patch_is_present_or_absent_by_one_number(digits: Dataset) -> None:
     channel = Channel(parse_view(seen), ctx)
     grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == (32, 16)
+    assert grid.present is not None
     gone = grid.present == 0
     assert 0 < int(gone.sum()) < gone.numel()
     assert bool((grid.values[gone.expand_as(grid.values)] == 0).all())
@@ -283,6 +284,7 @@ def test_cells_sent_in_part_show_which_numbers(digits: Dataset) -> None:
     channel = Channel(parse_view(seen), ctx)
     grid = require(channel.grid(channel.blocks))
     assert channel.blocks["presence smashed"].shape == channel.blocks["smashed"].shape
+    assert grid.present is not None
     assert grid.present.shape == (32, 1, 8, 8)
     assert 0.4 < float(grid.present.mean()) < 0.6
 

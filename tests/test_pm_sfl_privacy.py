@@ -83,10 +83,14 @@ def test_clients_keep_their_personal_scores_across_rounds(digits: Dataset) -> No
         earlier = {c.id: (c.own, c.kept) for c in federation.clients}
         play(federation, **work)
         for client in federation.clients:
+            assert client.own is not None
+            assert client.kept is not None
             total = sum(k.numel() for k in client.kept.values())
             assert sum(int(k.sum()) for k in client.kept.values()) == math.floor(share * total)
             own, kept = earlier[client.id]
             if work is still:
+                assert own is not None
+                assert kept is not None
                 assert all(torch.equal(client.own[n][k], own[n][k]) for n, k in kept.items())
 
 
@@ -98,6 +102,7 @@ def test_two_clients_train_an_mlp_on_digits(digits: Dataset, settings: dict[str,
     frozen = {n: v.clone() for n, v in federation.const.items()}
     play(federation, rounds=8, **WORK)
     correct = evaluate(federation, digits, has_global=True).correct
+    assert correct is not None
     assert correct > 0.4 * len(digits.test_y)
     assert all(torch.equal(frozen[n], v) for n, v in federation.const.items())
 
@@ -141,6 +146,7 @@ def test_smashed_noise_clips_in_l1_and_lets_gradients_pass() -> None:
     small = q.detach() * 0.01
     assert torch.allclose(defense.smashed(small, make_client("s")).values, small, atol=1e-3)
     part.values.sum().backward()
+    assert q.grad is not None
     assert bool((q.grad != 0).any())
     noisy = NoisedPMSFL(noise="smashed", epsilon=2.0, clip_norm=3.0)
     values = noisy.smashed(torch.zeros(1000, 100), make_client("l")).values

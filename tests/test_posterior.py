@@ -100,6 +100,7 @@ def test_a_record_is_the_mean_over_its_labels() -> None:
         scores.append(frequency + MultivariateNormal(expected, spread).log_prob(upload))
     share = torch.stack(scores).softmax(dim=0)
     mean = (share[..., None] * torch.stack(means)).sum(dim=0)
+    assert answer is not None
     assert int((share.amin(dim=0) > 0.1).sum()) >= 3
     assert torch.allclose(answer.squeeze(1).double(), mean, atol=0.01)
 
@@ -132,6 +133,7 @@ def test_draws_have_the_mean_and_covariance_of_a_linear_posterior() -> None:
     for _ in range(16):
         part, spent = draw_samples([message], prior, start, labels, 0, rng, numbers_each=1)
         assert spent == 13  # the start, and a step along each direction
+        assert part is not None
         parts.append(part.flatten(1))
     drawn = torch.cat(parts)
     covariance = prior.covariances.of(0 if prior.own else None)
@@ -188,6 +190,7 @@ def test_public_samples_that_tell_nothing_leave_a_finite_answer(digits: Dataset,
     few = {"aux_x": ctx.aux_x[:5], "aux_y": ctx.aux_y[:5]}
     equal = {"aux_x": ctx.aux_x[:1].expand_as(ctx.aux_x)}
     answer = IDLG().run(seen, replace(ctx, budget=20, **(few if aux == "few" else equal)))
+    assert answer.images is not None
     assert bool(answer.images.isfinite().all())
 
 
@@ -221,4 +224,5 @@ def test_a_class_without_public_images_is_read_under_noise(
     known = digits.aux_y != truth.y[0, 0]
     data = replace(digits, aux_x=digits.aux_x[known], aux_y=digits.aux_y[known])
     answer = IDLG().run(seen, context(data, network, GAUSSIAN, seen, budget=40))
+    assert answer.labels is not None
     assert answer.labels[0, 0] == truth.y[0, 0]

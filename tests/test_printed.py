@@ -138,6 +138,7 @@ def test_a_cell_may_be_a_formula_of_the_ledger(registry: Registry) -> None:
     ((cell,),) = printed.compared(table, [], registry).cells
     _, text = leakbench("ledger", "gaussian", "--set", "noise_multiplier=2", "--set", "clip_norm=1",
                         "--facts", "parameters=10,rounds=4,clients=2", "--json")  # fmt: skip
+    assert cell.measured is not None
     assert f'"eps_record": {cell.measured.value.mean}' in text
 
 

@@ -99,6 +99,7 @@ def test_the_estimate_is_the_same_twice_and_leaves_the_rest_alone(alone: Case) -
     changed = {n for n in seen.before if not torch.equal(seen.before[n], one.before[n])}
     assert changed == set(ctx.network.head)
     view = split_view(one, ctx, dtype=torch.float32)
+    assert view is not None
     assert view.std > 0  # what the fit leaves open is told to the attacks
 
 
@@ -170,6 +171,7 @@ def test_only_withheld_coordinates_are_free(digits: Dataset) -> None:
     assert torch.equal(kept[name], ~present[name])
     ctx = rehearsing_context(digits, network, defense, seen)
     view = split_view(parse(seen), ctx, dtype=torch.float64)
+    assert view is not None
     drift = Drift(parse(seen), ctx, view)
     one = drift.around(drift.train(20, path=True))
     broadcast = drift.broadcast[name].expand_as(one.centre[name])
@@ -202,6 +204,8 @@ def test_a_client_that_withholds_what_others_send_is_matched_too(digits: Dataset
     seen = replace(seen, messages=tuple(messages))
     ctx = rehearsing_context(digits, network, Defense(), seen)
     evidence = evidence_for(seen, ctx)
+    assert evidence.uploads is not None
+    assert evidence.view is not None
     assert bool((evidence.unit(evidence.view) > 0).all())
 
 
@@ -225,6 +229,7 @@ def test_noise_on_smashed_data_is_not_counted_twice(alone: Case) -> None:
     estimated = estimate(seen, alone.ctx)
     assert estimated is not parse_view(seen)[0]
     view = split_view(estimated, alone.ctx, dtype=torch.float32)
+    assert view is not None
     assert std < view.std < 1.05 * std
 
 

@@ -80,6 +80,7 @@ def answered(
 
 def errors(answer: Reconstruction, truth: Truth) -> Tensor:
     """Mean squared error of each image, a victim's paired as suits them best."""
+    assert answer.images is not None
     each = []
     for one, true in zip(answer.images.flatten(2), truth.x.flatten(2), strict=True):
         apart = torch.cdist(one.double(), true.double()).square() / true.shape[1]
@@ -99,6 +100,7 @@ def test_our_figures_are_measured_again(row: dict[str, Any], data_dir: Path) -> 
         assert sum(values) / len(values) == pytest.approx(mean, abs=row["measure"]["tolerance"])
     if means:
         return
+    assert answer.failed is not None
     if row["measure"].get("fails"):
         assert answer.failed.all()
         assert answer.notes == tuple(row["measure"]["fails"])

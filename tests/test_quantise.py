@@ -209,6 +209,7 @@ def test_the_nearest_step_or_code_is_an_interval_that_the_true_samples_hit(
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
     context = context_for(digits, network, defense)
     uploads = evidence_for(seen, context, dtype=torch.float64).uploads
+    assert uploads is not None
     assert uploads.bounds is not None
     x, y = truth.x.double(), one_hot(truth)
     missed = [uploads.misfit(one, y, torch.arange(2)).detach() for one in (x, 1 - x)]
@@ -255,6 +256,7 @@ def test_the_judge_prefers_what_is_closer_to_the_truth(digits: Dataset, defense:
     for level in (0.0, 0.02, 0.2):
         images = (truth.x + level * noise).clamp(0, 1)
         loss = Likelihood().losses(seen, ctx, Reconstruction(images=images, labels=truth.y))
+        assert loss is not None
         losses.append(loss)
     assert bool((losses[0] < losses[1]).all())
     assert bool((losses[1] < losses[2]).all())

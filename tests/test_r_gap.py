@@ -61,6 +61,7 @@ def test_other_chains_give_their_image(photos: Dataset, settings: dict[str, Any]
     answer = RGAP().run(seen, ctx)
     assert error(answer, truth) < 1e-10
     left = Likelihood().unexplained(seen, ctx, answer)
+    assert left is not None
     assert float(left.max()) < EXPLAINED  # so that a cascade spares them
 
 
@@ -91,6 +92,7 @@ def test_equations_that_contradict_each_other_are_noticed(photos: Dataset) -> No
     for message in seen.of(seen.clients[0], "update"):
         message.parts[name].values.mul_(3)
     answer = RGAP().run(seen, ctx)
+    assert answer.failed is not None
     assert answer.failed.tolist() == [True, False]
 
 
@@ -109,7 +111,9 @@ def test_a_victim_that_shows_nothing_is_failed(photos: Dataset, hide: bool) -> N
                 parts[name] = Part(values=empty * torch.nan, present=empty.bool())
         messages.append(message.with_parts(parts))
     answer = RGAP().run(replace(seen, messages=tuple(messages)), ctx)
+    assert answer.failed is not None
     assert answer.failed.tolist() == [True, False]
+    assert answer.images is not None
     assert torch.allclose(answer.images[1], truth.x[1], atol=1e-4)
 
 
@@ -118,6 +122,7 @@ def test_too_few_equations_are_noticed(photos: Dataset) -> None:
     does not make up for it."""
     seen, _, ctx = observed(photos, layers=1, channels=0.25)
     answer = RGAP().run(seen, ctx)
+    assert answer.failed is not None
     assert answer.failed.all()
     rank = int(answer.notes[0].split("rank ")[1].split()[0])
     assert rank < 768
@@ -135,6 +140,7 @@ def test_too_few_equations_are_noticed(photos: Dataset) -> None:
 def test_it_hands_over(photos: Dataset, settings: dict[str, Any], reason: str) -> None:
     seen, _, ctx = observed(photos, **settings)
     answer = RGAP().run(seen, ctx)
+    assert answer.failed is not None
     assert answer.failed.all()
     assert reason in answer.notes[0]
 

@@ -49,6 +49,7 @@ def test_cells_in_the_open_give_their_columns_and_public_samples_the_rest(bias_s
     present[:, 30:40] = False
     present[:, 40] &= bias_sent
     answer = complete_inputs(gradient, present, public)
+    assert answer is not None
     if bias_sent:  # the cells fix the factor too
         np.testing.assert_allclose(answer[:30], x[:30], rtol=1e-6)
         by_mean = np.abs(public.mean(axis=0) - x)[30:].mean()
@@ -65,6 +66,7 @@ def test_what_fedml_he_leaves_in_the_open_tells_more_than_the_floor(digits: Data
     seen, truth = seen_under(digits, network, defense, clients=8, victims=8)
     context = context_for(digits, network, defense)
     answer = Analytic().run(seen, context)
+    assert answer.images is not None
     mean = context.aux_x.mean(dim=0).expand_as(truth.x[:, 0])
     floor = float(ssim(mean, truth.x[:, 0]).mean())
     assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > floor + 0.2
@@ -88,7 +90,9 @@ def test_mask_crypts_priority_lists_give_away_the_sample_that_it_encrypts(
     assert set(rankings(seen)) == set(seen.clients)
     assert Analytic().applies(seen) is None
     answer = Analytic().run(seen, context_for(digits, network, defense))
+    assert answer.images is not None
     assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.95
+    assert answer.failed is not None
     assert not answer.failed.any()
 
 

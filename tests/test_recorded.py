@@ -116,6 +116,7 @@ def test_the_round_is_the_training_s_own(digits: Dataset) -> None:
     """The state before and after, and the mean of what was sent."""
     work = LocalWork(protocol="fedavg", batch=4, lr=0.5, local_steps=3)
     ((seen, _),), _ = recorded_round(digits, Defense(), work, local_steps=3, batch=4)
+    assert seen.after is not None
     assert all(m.round == 1 for m in seen.messages)
     for name, after in seen.after.items():
         sent = [seen.of(c, "update")[0].parts[name].values for c in seen.clients]

@@ -42,6 +42,7 @@ def test_records_of_schema_1_are_still_read() -> None:
     )
     assert isinstance(training, TrainRecord)
     assert training.ledger.eps_record == math.inf
+    assert training.inputs is not None
     assert (training.inputs.audit, training.inputs.protocol.labels) == (0, "private")
     assert (training.audit, training.personal_accuracies, training.files) == (None, (), None)
     assert isinstance(attack, AttackRecord)
@@ -128,6 +129,7 @@ def test_published_records_of_earlier_versions_are_read() -> None:
     run, store = Run.read(folder), Store(folder)
     training = store.read("train", run.trainings[0].key)
     assert isinstance(training, TrainRecord)
+    assert training.inputs is not None
     assert {t.hears for t in training.inputs.threats} == {"every_broadcast"}
 
 

@@ -212,6 +212,7 @@ def test_the_true_samples_explain_a_sum_of_clipped_and_rounded_updates(
     defense = Composed({"gaussian": clipped, "sum": SecureAggregation()})
     seen, truth = seen_under(digits, network, defense, clients=3, batch=2, local_steps=steps)
     evidence = evidence_for(seen, context_for(digits, network, defense), dtype=torch.float64)
+    assert evidence.uploads is not None
     assert not evidence.noisy  # the rounding is below what is looked for
     x, y = truth.x.double(), one_hot(truth)
     square = evidence.uploads.observation.square
@@ -226,6 +227,7 @@ def test_the_sum_of_two_clients_is_rebuilt(digits: Dataset) -> None:
     network, defense = network_for(digits), SecureAggregation()
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
     images = DLG().run(seen, context_for(digits, network, defense, budget=50)).images
+    assert images is not None
     errors = [float((images - x).square().mean()) for x in (truth.x, truth.x.flip(1))]
     assert min(errors) < 1e-3
 

@@ -250,11 +250,13 @@ def test_the_personal_zone_is_merged_back_and_nothing_else(digits: Dataset) -> N
     run = federation_of(digits, network, SelectiveShield(tau=0.05, rho=1.0, noise_multiplier=0.0))
     play(run, rounds=2)
     for client in run.clients:
+        assert client.kept is not None
         mine = run.weights_of(client)
         for name, value in run.state.items():
             mask = client.memory["encrypted_zone.mask"][name] & ~client.plan["encrypted"][name]
             assert torch.equal(client.kept[name], mask)
             assert torch.equal(mine[name][~mask], value[~mask])
+            assert client.own is not None
             assert torch.equal(mine[name][mask], client.own[name][mask])
 
 
@@ -276,6 +278,7 @@ def test_what_the_server_sees_is_noised_values_masks_and_sizes(
         assert update.sealed[CIPHERTEXT].n_bytes > 10_000
         for name, part in update.parts.items():
             hidden = zone[name] | mask.parts[name].values
+            assert part.present is not None
             assert torch.equal(part.present, ~hidden)
             assert bool((part.values[hidden] == 0).all())
 

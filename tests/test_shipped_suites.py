@@ -241,4 +241,5 @@ def test_the_published_run_is_version_1_and_finished() -> None:
     store = Store(RESULTS)
     for kind, key in run.record_names:
         record = store.read(kind, key)
+        assert record is not None
         assert record.status in ("done", "not_applicable"), (kind, key, record.reason)

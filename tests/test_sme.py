@@ -44,6 +44,8 @@ def test_of_one_step_it_is_inverting_gradients(digits: Dataset) -> None:
         attack.run(seen, play(digits, budget=20, batch=2)[2])
         for attack in (SME(), InvertingGradients())
     )
+    assert one.images is not None
+    assert other.images is not None
     assert torch.equal(one.images, other.images)
 
 
@@ -70,7 +72,10 @@ def test_hidden_coordinates_stay_as_broadcast(digits: Dataset) -> None:
     defense = TopK(keep=0.2)
     seen, _, ctx = play(digits, defense, budget=5, batch=2, local_steps=2, local_epochs=2)
     answer = SME().run(seen, ctx)
+    assert answer.failed is not None
     assert not answer.failed.any()
     evidence = Evidence(parse_view(seen), ctx, dtype=torch.float32, distance="cosine", steps=1)
+    assert evidence.uploads is not None
+    assert evidence.uploads.shift is not None
     for name, there in evidence.uploads.observation.present.items():
         assert (evidence.uploads.shift[name][~there] == 0).all()

@@ -264,6 +264,7 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     defense = TopK(keep=0.1, feedback=False)
     seen, truth = seen_under(digits, network, defense, protocol="fedsgd", clients=2)
     evidence = evidence_for(seen, context_for(digits, network, defense), dtype=torch.float64)
+    assert evidence.uploads is not None
     assert bool(evidence.uploads.visible.all())  # every coordinate says something
     x, y = truth.x.double(), one_hot(truth)
     true, other = (
@@ -280,6 +281,7 @@ def test_what_was_too_small_is_compared_by_its_bound_and_hidden_from_other_laws(
     )
     noised, _ = seen_under(digits, network, both, protocol="fedsgd", clients=2)
     evidence = evidence_for(noised, context_for(digits, network, both))
+    assert evidence.uploads is not None
     assert not bool(evidence.uploads.visible.all())
 
 

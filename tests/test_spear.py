@@ -56,10 +56,13 @@ def test_spear_is_exact_and_the_cascade_spares_what_it_solves(
     ctx = context_for(digits, network, NoDefense())
     assert Spear().applies(seen) is None
     answer = Spear().run(seen, ctx)
+    assert answer.images is not None
+    assert answer.failed is not None
     assert not answer.failed.any(), answer.notes
     for guess, true in zip(answer.images.flatten(2), truth.x.flatten(2), strict=True):
         assert rmse(guess, true) < 1e-4
     left = Likelihood().unexplained(seen, ctx, answer)
+    assert left is not None
     assert bool((left < EXPLAINED).all())
 
 
@@ -69,6 +72,8 @@ def test_spear_reads_float32_updates_and_clipped_ones(digits: Dataset) -> None:
     for defense in (NoDefense(), GaussianUpdate(noise_multiplier=0.0, clip_norm=0.01)):
         seen, truth = seen_under(digits, network, defense, clients=2, batch=4)
         answer = Spear().run(seen, context_for(digits, network, defense))
+        assert answer.images is not None
+        assert answer.failed is not None
         assert not answer.failed.any(), answer.notes
         for guess, true in zip(answer.images.flatten(2), truth.x.flatten(2), strict=True):
             assert rmse(guess, true) < 1e-2
@@ -95,6 +100,7 @@ def test_spear_says_why_it_cannot_run_and_fails_where_equations_do_not_suffice(
         assert reason in str(Spear().applies(replace(seen, known={**seen.known, **known})))
     seen, _ = seen_under(digits, network, NoDefense(), clients=2, batch=20)
     answer = Spear().run(seen, context_for(digits, network, NoDefense(), budget=1))
+    assert answer.failed is not None
     assert answer.failed.all()
     assert answer.notes[0].startswith(f"{seen.clients[0]}: rank 20 of 20, 4096 sets")
 
@@ -110,6 +116,7 @@ def test_samples_that_would_have_sent_something_else_are_no_answer(digits: Datas
         messages.append(message.with_parts(parts))
     seen = replace(seen, messages=tuple(messages))
     answer = Spear().run(seen, context_for(digits, network, NoDefense(), budget=1))
+    assert answer.failed is not None
     assert answer.failed.tolist() == [True, False]
 
 
@@ -125,6 +132,7 @@ def test_noise_of_a_size_below_the_smallest_singular_value_is_told_from_zeros() 
             grad @ x + size * noise, grad.sum(dim=1), weight, bias,
             samples=6, chances=torch.full((120,), 0.5), sets=40960, rng=generator(0, "sets"),
         )  # fmt: skip
+        assert unmixed.inputs is not None
         assert rmse(unmixed.inputs, x) < close
     lost = separate(
         grad @ x + 0.5 * noise, grad.sum(dim=1), weight, bias,

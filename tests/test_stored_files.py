@@ -59,6 +59,7 @@ def test_a_record_has_the_hash_of_every_file_that_its_job_left(folder: Path) -> 
     store = Store(folder)
     for kind, key in Run.read(folder).record_names:
         record = require(store.read(kind, key))
+        assert record.hashes is not None
         there = {p.name for p in store.artifacts(key).glob("*")}
         assert record.hashes.keys() == (record.files or {}).keys() == there
         assert store.damage(key, record) is None

@@ -362,6 +362,7 @@ def test_a_rerun_that_passed_is_kept_beside_the_submission_and_is_of_its_very_fi
     assert code == 0, text
     keep_beside(submitted, text)
     verified = read_verified(submitted)
+    assert verified is not None
     assert (verified.passed, verified.cells, verified.seed) == (True, 1, 0)
     readme = submitted / "README.md"
     readme.write_text(readme.read_text() + "Trust me.")

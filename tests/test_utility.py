@@ -24,6 +24,7 @@ def accuracy(
     record = Training(job=job, env=Environment(), artifacts=tmp_path)()
     assert isinstance(record, TrainRecord)
     assert record.diverged is None
+    assert record.correct is not None
     return record.correct / record.test_samples
 
 

@@ -106,6 +106,7 @@ class Trained:
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
     ) -> Tensor:
         found = self.asked(head, total, sent=sent, seed=seed)
+        assert found is not None
         assert found.sum(dim=1).eq(total).all()
         return found
 
@@ -229,6 +230,8 @@ def test_head_gradients_are_those_of_the_mean_loss() -> None:
         weight, bias = (t.clone().requires_grad_() for t in (trained.weight, trained.bias))
         logits = trained.samples.features[places] @ weight.T + bias
         torch.nn.functional.cross_entropy(logits, trained.samples.labels[places]).backward()
+        assert weight.grad is not None
+        assert bias.grad is not None
         assert torch.allclose(weight.grad, weight_grad, atol=1e-12)
         assert torch.allclose(bias.grad, bias_grad, atol=1e-12)
 
@@ -317,6 +320,8 @@ def test_only_doubtful_batches_are_weighed(
     after = ILRG().run(seen, context)
     assert note in after.notes
     assert note not in before.notes  # the paper's attack
+    assert before.label_counts is not None
+    assert after.label_counts is not None
     assert torch.equal(after.label_counts[4:], before.label_counts[4:])
 
 
@@ -346,10 +351,12 @@ def test_several_steps_are_rehearsed_through_the_whole_network(digits: Dataset) 
     seen, truth = seen_under(digits, network, Defense(), batch=2, local_steps=4)
     context, calls = rehearsing(context_for(digits, network, Defense()), seen, Defense())
     answer = ILRG().run(seen, context)
+    assert answer.label_counts is not None
     assert sum(calls) == weighed._LEAST
     assert NOTE in answer.notes
     counts = torch.nn.functional.one_hot(truth.y.flatten(1), 10).sum(dim=1)
     plain = ILRG(refine=0).run(seen, context).label_counts
+    assert plain is not None
     assert lnacc(answer.label_counts, counts) > lnacc(plain, counts) + 0.05
 
 

@@ -40,6 +40,7 @@ GAUSSIAN = GaussianUpdate(noise_multiplier=0.03, clip_norm=1.0)
 
 
 def similarity(answer: Reconstruction, truth: Truth) -> float:
+    assert answer.images is not None
     return float(ssim(answer.images, truth.x).mean())
 
 
@@ -93,6 +94,7 @@ def test_perturbed_signs_of_a_trained_network_are_seen_through(
     network = network_for(digits)
     seen, truth = trained(digits, network, defense)
     answer = IDLG().run(seen, context_for(digits, network, defense, budget=100))
+    assert answer.labels is not None
     assert answer.labels.equal(truth.y)
     assert similarity(answer, truth) > 0.95
 
@@ -151,6 +153,7 @@ def test_the_noise_that_suits_an_answer_is_at_least_the_known_one(digits: Datase
     network, defense = network_for(digits), GaussianUpdate(noise_multiplier=1e-4, clip_norm=5.0)
     seen, truth = seen_under(digits, network, defense, clients=2)
     uploads = matcher_for(seen, context_for(digits, network, defense), dtype=F64).evidence.uploads
+    assert uploads is not None
     everyone, known = torch.arange(2), uploads.known
     y = torch.nn.functional.one_hot(truth.y, 10).double()
     for images, beyond in ((truth.x.double(), False), (torch.zeros_like(truth.x).double(), True)):
@@ -166,6 +169,7 @@ def test_other_encrypted_zones_show_their_sum_too(digits: Dataset, defense: Defe
     network = network_for(digits)
     seen, _ = seen_under(digits, network, defense, clients=3, **HEARS)
     found = find_opened_mean(parse_view(seen)[-1], dtype=F64)
+    assert found is not None
     covers, mean = found
     assert len(mean) == sum(int(c.sum()) for c in covers.values())
     assert find_opened_mean(parse_view(replace(seen, after=None))[-1], dtype=F64) is None
@@ -179,6 +183,7 @@ def test_a_sum_with_strangers_in_it_or_no_plain_mean_is_left_alone(
     assert (
         find_opened_mean(parse_view(replace(seen, clients=seen.clients[:3]))[-1], dtype=F64) is None
     )
+    assert seen.after is not None
     moved = {n: v + (v - seen.before[n]) for n, v in seen.after.items()}
     assert find_opened_mean(parse_view(replace(seen, after=moved))[-1], dtype=F64) is None
 
@@ -217,6 +222,9 @@ def test_an_image_that_sends_almost_nothing_explains_no_signs(digits: Dataset) -
     dark = Likelihood().losses(seen, ctx, Reconstruction(images=truth.x / 20, labels=truth.y))
     near, found = (truth.x + 0.05).clamp(0, 1), Likelihood().losses(seen, ctx, answer)
     close = Likelihood().losses(seen, ctx, Reconstruction(images=near, labels=truth.y))
+    assert dark is not None
+    assert found is not None
+    assert close is not None
     assert bool((found < dark).all())
     assert bool((close < dark).all())
 
@@ -282,7 +290,9 @@ def test_under_noise_the_judge_prefers_what_is_most_like_the_posterior(
     answers["likeliest"] = likeliest(seen, ctx, monkeypatch)
     losses = {n: Likelihood().losses(seen, ctx, a) for n, a in answers.items()}
     best = losses.pop("posterior")
+    assert best is not None
     for name, loss in losses.items():
+        assert loss is not None
         assert bool((best < loss).all()), name
 
 
@@ -300,6 +310,8 @@ def test_what_is_likelier_than_the_likeliest_found_comes_first(
     drawn = Likelihood().losses(seen, ctx, answer)
     monkeypatch.setattr("attacks.judge._EVALUATIONS", 1)
     losses = Likelihood().losses(seen, ctx, answer)
+    assert drawn is not None
+    assert losses is not None
     assert bool((losses < -1).all())
     assert bool((losses < drawn).all())
     assert bool((drawn > -1).all())
@@ -314,8 +326,12 @@ def test_a_rough_answer_that_explains_nearly_all_comes_before_a_smooth_one(digit
     mean = digits.aux_x.mean(dim=0).expand_as(truth.x)
     rough, smooth = (Reconstruction(images=x, labels=truth.y) for x in (truth.x + noise, mean))
     left = [judge.unexplained(seen, ctx, answer) for answer in (rough, smooth)]
+    assert left[0] is not None
+    assert left[1] is not None
     assert bool((left[0] < left[1] / 2).all())
     first, second = (judge.losses(seen, ctx, answer) for answer in (rough, smooth))
+    assert first is not None
+    assert second is not None
     assert bool((first < second).all())
 
 
@@ -326,6 +342,7 @@ def test_a_victim_without_an_answer_is_never_chosen(digits: Dataset) -> None:
     images[1] = torch.nan
     answer = Reconstruction(images=images, failed=torch.tensor([True, False]))
     losses = Likelihood().losses(seen, context_for(digits, network, defense), answer)
+    assert losses is not None
     assert losses.isinf().all()
 
 

@@ -79,6 +79,8 @@ def distance(one: State, other: State) -> float:
 
 def error(answer: Reconstruction, truth: Truth) -> float:
     """Mean squared error of images of which none is failed."""
+    assert answer.failed is not None
+    assert answer.images is not None
     assert not answer.failed.any()
     return float((answer.images - truth.x).square().mean())
 
@@ -86,6 +88,7 @@ def error(answer: Reconstruction, truth: Truth) -> float:
 def error_of(attack: Attack, seen: Seen, truth: Truth, ctx: Context) -> float:
     """Mean squared error of an attack's images."""
     images = attack.run(seen, ctx).images
+    assert images is not None
     return float((images - truth.x).square().mean())
 
 

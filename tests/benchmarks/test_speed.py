@@ -163,6 +163,7 @@ def solved(images: Tensor, truth: Truth) -> int:
 
 def images_of(answer: Reconstruction) -> Tensor:
     """[V, *shape] of an answer of one image each."""
+    assert answer.images is not None
     return answer.images[:, 0]
 
 
