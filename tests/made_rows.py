@@ -29,6 +29,7 @@ from bench.records import (
 from bench.report import (
     html,
     pictures,
+    tables,
 )
 from bench.report.boards import board_of
 from bench.report.columns import Shown
@@ -121,10 +122,10 @@ def page(*rows: Any, run: Run | None = None, album: Any = None) -> str:
     return html.page(rows, run or run_of(), album or pictures.none("none were kept"))
 
 
-def printed(tables: Iterable[Any]) -> str:
+def printed(shown: Iterable[Any]) -> str:
     """Return what a terminal of 80 columns shows of tables."""
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(*tables, sep="\n")
+    console.print(*shown, sep="\n")
     return console.export_text()
 
 
@@ -138,7 +139,7 @@ def block(text: str, name: str) -> Any:
 
 def cells_of(rows: Sequence[Row]) -> list[dict[str, Shown]]:
     """Return what the page's leaderboard shows of each row, by column."""
-    board = board_of({"": rows})
+    board = board_of({"": tables.tables(rows)})
     names = [column.name for column in board.columns]
     return [dict(zip(names, line.cells, strict=True)) for line in board.lines]
 

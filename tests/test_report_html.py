@@ -100,6 +100,7 @@ def test_the_header_says_how_the_results_were_made_and_how_to_cite_them() -> Non
     text = page(*rows)
     assert "<code>leakbench run toy</code>" in text
     assert "python 3.12, leakbench 9.9" in text
+    assert "<dd>leakbench 9.9, suite toy v1, leaderboard.json" in text  # which made the run
     assert "(95 % interval over victims, not over other trainings)" in text
     assert hashlib.sha256(to_leaderboard_json(rows).encode()).hexdigest() in text
 
@@ -148,9 +149,14 @@ def test_cells_sort_as_numbers_with_inf_above_and_nothing_where_a_figure_is_miss
 def test_a_leakage_has_its_signs_and_is_drawn_beside_the_undefended_one() -> None:
     short = flag(FlagCode.CUT_SHORT, "dlg", gain=0.1)
     board = board_of(
-        {"": [row("a", 0.6, flags=(short,), marks=Marks(best=True)), row("none", 1.0)]}
+        {
+            "": tables.tables(
+                [row("a", 0.6, flags=(short,), marks=Marks(best=True)), row("none", 1.0)]
+            )
+        }
     )
     first, bare = board.lines
+    assert [line[:3] for line in board.signs] == ["* s", "? m", "One"]  # and one seed
     place = [column.name for column in board.columns].index("leakage")
     assert [line.cells[place].mark for line in (first, bare)] == ["*?", ""]
     assert '<path class="u" d="M100 0v12"/><path d="M' in first.forest
@@ -192,6 +198,8 @@ def test_an_attack_that_applies_nowhere_has_no_column_and_one_has_the_metric_of_
                 worst=worst(interval(0.3), "mse"))]  # fmt: skip
     images, table = cells_of(rows)
     assert not {name for name in images if name.startswith("analytic")}
+    said = "No column for analytic, which applies to no row here: nothing to attack."
+    assert said in page(*rows)
     assert (images["dlg SSIM"].text, table["dlg SSIM"].text) == ("0.500", "MSE 0.3")
     assert table["dlg SSIM"].value == ""  # which sorts with no SSIM
 
@@ -303,7 +311,7 @@ def test_rows_of_committed_results_render(committed_site: Path) -> None:
 
 def test_the_page_sorts_by_the_figures_of_the_frame_and_shows_those_of_the_terminal() -> None:
     rows = leaderboard.load(ROOT / "results" / "quick")
-    board = board_of({"": rows})
+    board = board_of({"": tables.tables(rows)})
     frame = frames.leaderboard([line.row for line in board.lines])
     names = [column.name for column in board.columns]
     own = {"leakage": "leakage", "accuracy": "accuracy", "accuracy drop": "accuracy_drop",
@@ -320,7 +328,7 @@ def test_the_page_sorts_by_the_figures_of_the_frame_and_shows_those_of_the_termi
 
 def test_a_filter_has_every_value_once_and_threats_one_by_one() -> None:
     rows = [row("a", threat="server: one; batch8: two"), row("b|c", threat="ser|ver: one")]
-    filters = {key: values for key, _, values in board_of({"": rows}).filters}
+    filters = {key: values for key, _, values in board_of({"": tables.tables(rows)}).filters}
     assert filters["threat"] == ["server", "batch8", "ser/ver"]
     assert filters["defense"] == ["a", "b/c"]
 

@@ -86,6 +86,12 @@ def test_a_defense_an_attack_and_data_have_pages_with_their_rows_of_all_runs(
     keys = set(re.findall(r'data-key="([^"]*)"', ridge))
     assert {"ridge@server SSIM", "ridge@as_trained SSIM"} <= keys
     assert not {"idlg@server SSIM", "decoder SSIM"} & keys
+    decided = [
+        row for name in ("quick", "as_trained_data") for row in load(RESULTS / name)
+        if any(label.startswith("ridge@") for label in row.attacks)
+        and (row.defense == "none" or (row.ranking and row.ranking.attack.startswith("ridge@")))
+    ]  # fmt: skip
+    assert ridge.count("<tr data-i=") == len(decided) > 0
     assert set(re.findall(r'#t\d+">([^ ]*) · ', digits)) == {"digits"}
 
 
@@ -157,12 +163,15 @@ def test_submitted_rows_stand_apart_until_they_are_verified(tmp_path: Path) -> N
     assert "Submitted by &lt;b&gt;Me&lt;/b&gt; on 2026-11-24" in page
     assert page.count("no part of the board") == page.count("submitted, unverified") == 1
     assert page.count("<dd>Unverified: nobody made these figures again") == 2
+    count = len(load(RESULTS / "as_trained_data"))
+    assert page.count("<tr data-i=") == count  # the submitted rows are not in the leaderboard
     rerun = {"digest": digest_of(mine), "date": "2026-11-25", "cells": 5,
              "seed": 7, "passed": True}  # fmt: skip
     beside = verification_path(mine)
     beside.write_text(json.dumps(rerun))
     page = front()
     assert "<dd>Verified on 2026-11-25: 5 drawn cells" in page
+    assert page.count("<tr data-i=") == 2 * count
     assert "no part of the board" not in page
     for change in ({"passed": False}, {"digest": "0" * 64}):
         beside.write_text(json.dumps(rerun | change))

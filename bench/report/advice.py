@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.report.columns import epsilon_text
 from bench.report.costs import COSTS
-from bench.report.overview import Head, Overview, Verdict, epsilon_words, times
+from bench.report.overview import Head, Overview, Verdict, epsilon_words, ranked, times
 from bench.report.verdicts import CONTROL, UNDEFENDED
 
 _LEAST_GAIN = 0.05
@@ -40,17 +40,16 @@ def advise(summary: Overview) -> list[Advice]:
 
 
 def _advise(summary: Overview, place: int, head: Head) -> Advice:
-    named = {line.defense: line.verdicts[place] for line in summary.lines}
-    bare = named.pop(UNDEFENDED, None)
-    known = [(name, v) for name, v in named.items() if v.leak is not None]
+    known = [(name, v) for name, v in ranked(summary, place) if v.leak is not None]
+    bare = dict(known).get(UNDEFENDED)
+    known = [pair for pair in known if pair[0] != UNDEFENDED]
     points = f"{100 * summary.loss:g} points of accuracy"
-    if bare is not None and bare.leak is not None and bare.leak < CONTROL:
+    if bare is not None and (bare.leak or 0.0) < CONTROL:
         reason = f"Attacks recover little here without a defense ({bare.leakage})"
         return Advice(head=head, sentences=(f"{reason}: what one adds cannot be told.",))
     if not known:
         return Advice(head=head, sentences=(f"No attacked defense loses at most {points} here.",))
-    known.sort(key=lambda pair: pair[1].leak or 0.0)
-    name, best = next((pair for pair in known if not pair[1].doubts), known[0])
+    (name, best), *others = known
     without = "" if bare is None else f"; without a defense {_leakage(bare)}"
     least = f"{name} leaks least: {_leakage(best)}{without}"
     gain = 1.0 if bare is None else (bare.leak or 0.0) - (best.leak or 0.0)
@@ -63,7 +62,7 @@ def _advise(summary: Overview, place: int, head: Head) -> Advice:
         sentences=(
             f"Of the defenses that lose at most {points}, {least}." if separate else f"{alike}.",
             f"It costs {_costs(best, summary.loss)}; {_proof(best)}.",
-            " ".join(_sureness(best, [pair for pair in known if pair[0] != name])),
+            " ".join(_sureness(best, others)),
         ),
     )
 
@@ -114,4 +113,5 @@ def _sureness(best: Verdict, others: Sequence[tuple[str, Verdict]]) -> Iterator[
     row = best.row
     if row is not None and row.leaks is not None:
         victims, seeds = sum(map(len, row.leaks.victims.values())), len(row.seeds)
-        yield f"Measured on {victims} victims of {seeds} training{'s' if seeds > 1 else ''}."
+        of = f"{seeds} trainings" if seeds > 1 else "one training: others may differ"
+        yield f"Measured on {victims} victims of {of}."

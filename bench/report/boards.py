@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -17,11 +17,18 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain
-from bench.report.columns import LEAKAGE, NOTHING, Column, Shown, board_columns, epsilon_text
-from bench.report.costs import COSTS, CostColumn, parts
+from bench.report.columns import (
+    LEAKAGE,
+    NOTHING,
+    SPARED,
+    Column,
+    Shown,
+    board_columns,
+    epsilon_text,
+)
+from bench.report.costs import COSTS, parts
 from bench.report.leaderboard import row_id
-from bench.report.overview import Verdict, epsilon_words, times
-from bench.report.tables import tables
+from bench.report.overview import LOSS, Verdict, epsilon_words, explain_signs, measure, times
 from bench.report.verdicts import find_undefended, has_use
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ DIGITS = 4
 ID = 12
 """Characters of `row_id` that name a row in an address."""
 _ALWAYS, _FROM_TABLET, _FROM_LAPTOP, _FROM_DESKTOP = 0, 640, 1000, 1400
-_SHOWN_FROM = {
+_MIN_WIDTHS = {
     "defense": _ALWAYS,
     "task": _FROM_TABLET,
     "leakage": _ALWAYS,
@@ -41,8 +48,8 @@ _SHOWN_FROM = {
     **dict.fromkeys(("epsilon", *(c.title for c in COSTS.values()), "status"), _FROM_LAPTOP),
     "flags": _FROM_DESKTOP,
 }
-"""Columns shown at first, in their order, and from which width of the window in px."""
-_SHORT = {*_SHOWN_FROM, "suite", "paper", "venue", "year"} - {"flags"}
+"""Columns shown at first, in their order, and the least width of the window for each, in px."""
+_SHORT = {*_MIN_WIDTHS, "suite", "paper", "venue", "year"} - {"flags"}
 """Columns of a leaderboard whose rows lead to reports, where the others are."""
 _TEXTS = ("defense", "task", "suite", "paper", "venue", "status", "flags")
 """Columns that sort as text."""
@@ -53,22 +60,30 @@ class Line:
     """A row of the leaderboard.
 
     Attributes:
-        row: The row.
+        verdict: The row, with what it costs.
         id: Its permanent name on the page.
         table: Number of its table in its report, from 1.
         address: Of the report that opens it; "" for this page.
         cells: By column.
         forest: Its leakage with the interval, drawn between baseline and perfect copy.
-        useful: See `has_use`.
     """
 
-    row: Row
+    verdict: Verdict
     id: str
     table: int
     address: str
     cells: Sequence[Shown]
     forest: Markup
-    useful: bool
+
+    @property
+    def row(self) -> Row:
+        assert self.verdict.row is not None
+        return self.verdict.row
+
+    @property
+    def useful(self) -> bool:
+        """See `has_use`."""
+        return has_use(self.row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +94,11 @@ class Board:
     lines: Sequence[Line]
     of_attack: bool
 
-    def shown_from(self, column: Column) -> int | None:
-        """Return the width from which a column is shown at first; None: only when chosen."""
+    def min_width(self, column: Column) -> int | None:
+        """Return the least width at which a column is shown at first; None: only when chosen."""
         if column in self._fullest:
             return _FROM_TABLET
-        return _SHOWN_FROM.get(column.name)
+        return _MIN_WIDTHS.get(column.name)
 
     @cached_property
     def _fullest(self) -> list[Column]:
@@ -106,6 +121,14 @@ class Board:
         return {reason: number for number, reason in enumerate(dict.fromkeys(reasons))}
 
     @property
+    def signs(self) -> list[str]:
+        """What the signs in its cells mean, a line each."""
+        verdicts = [line.verdict for line in self.lines]
+        lines = explain_signs(verdicts, f"{100 * LOSS:g} points", ("recognised", "membership"))
+        spared = any(SPARED in cell.mark for line in self.lines for cell in line.cells)
+        return [*lines, explain.LEGEND["spared"]] if spared else lines
+
+    @cached_property
     def filters(self) -> list[tuple[str, str, list[str]]]:
         """Key in the address, label and values of each filter that has a choice."""
         labels = {
@@ -129,7 +152,7 @@ def filter_values(row: Row) -> dict[str, str]:
 
 
 def board_of(
-    reports: Mapping[str, Sequence[Row]],
+    reports: Mapping[str, Sequence[tuple[str, Sequence[Row]]]],
     *,
     keep: Callable[[Sequence[Row]], Sequence[Row]] = list,
     attacks: Callable[[str], bool] | None = None,
@@ -137,35 +160,38 @@ def board_of(
     """Return the leaderboard of some reports.
 
     Args:
-        reports: Rows by the address of their report, "" for this page.
+        reports: `tables` by the address of their report, "" for this page.
         keep: Returns the rows of a table that it shows.
         attacks: Of which attacks it has the scores, and shows some at first; None: it has every
             column there is.
     """
     from bench.report.papers import papers_of  # which imports the plugins
 
-    rows = [r for all_ in reports.values() for _, table in tables(all_) for r in keep(table)]
+    rows = [r for groups in reports.values() for _, table in groups for r in keep(table)]
     shown = [c for c in board_columns(rows) if not (attacks and c.attack) or attacks(c.attack)]
     suites = {row.suite for row in rows}
     papers = papers_of("defense", (part for row in rows for part in row.defense.split("+")))
-    heads = _order([*shown, *_page_columns((), "", papers)], several=len(suites) > 1)
+    heads = _order([*shown, *_page_columns("", {}, papers)], several=len(suites) > 1)
     if attacks:
         heads = [h for h in heads if h.attack or h.name in _SHORT]
     lines = []
-    for address, members in reports.items():
-        for number, (title, table) in enumerate(tables(members), start=1):
+    for address, groups in reports.items():
+        for number, (title, table) in enumerate(groups, start=1):
             bare = find_undefended(table)
-            own = [*board_columns(table, whole=True), *_page_columns(table, title, papers)]
+            verdicts = {
+                id(row): replace(verdict, marks=row.marks)
+                for row, verdict in zip(table, measure(table, LOSS), strict=True)
+            }
+            own = [*board_columns(table, whole=True), *_page_columns(title, verdicts, papers)]
             by_key = {column.attack or column.name: column for column in own}
             lines += [
                 Line(
-                    row=row,
+                    verdict=verdicts[id(row)],
                     id=row_id(row)[:ID],
                     table=number,
                     address=address,
                     cells=[_cell(h, by_key.get(h.attack or h.name), row) for h in heads],
                     forest=_draw_forest(row.leak_interval, None if bare is None else bare.leak),
-                    useful=has_use(row),
                 )
                 for row in keep(table)
             ]
@@ -184,24 +210,29 @@ def _cell(head: Column, column: Column | None, row: Row) -> Shown:
 
 
 def _page_columns(
-    table: Sequence[Row], title: str, papers: Mapping[str, Publication]
+    title: str, verdicts: Mapping[int, Verdict], papers: Mapping[str, Publication]
 ) -> list[Column]:
-    """Return the columns that only the page has, for the rows of one table. papers: by defense."""
-    bare = find_undefended(table)
+    """Return the columns that only the page has, for the rows of one table.
+
+    Args:
+        title: Of the table.
+        verdicts: Of its rows, by their `id`.
+        papers: By defense.
+    """
 
     def signed(row: Row) -> Shown:
-        matched = bare is not None and set(bare.seeds) == set(row.seeds)
-        signs = Verdict(row=row, marks=row.marks, matched=matched).signs
-        return replace(LEAKAGE.shown(row), mark=signs)
+        return replace(LEAKAGE.shown(row), mark=verdicts[id(row)].signs)
 
     def task(row: Row) -> Shown:
         protocol, _, rest = title.partition(f" · {row.data} · {row.model} · ")
         return Shown(text=f"{row.data} · {row.model}", beside=f"{protocol.split()[0]} · {rest}")
 
-    def multiple(cost: CostColumn, row: Row) -> Shown:
-        own, reference = cost.of(row), None if bare is None else cost.of(bare)
-        value = own / reference if own is not None and reference else None
-        return Shown(text=times(value), value="" if value is None else f"{value:.6g}")
+    def multiple(name: str) -> Callable[[Row], Shown]:
+        def show(row: Row) -> Shown:
+            value = verdicts[id(row)].costs[name]
+            return Shown(text=times(value), value="" if value is None else f"{value:.6g}")
+
+        return show
 
     def worth(row: Row) -> Shown:
         value = "" if row.eps_record is None else f"{row.eps_record:g}"
@@ -212,18 +243,17 @@ def _page_columns(
 
     def paper(field: str) -> Callable[[Row], Shown]:
         def show(row: Row) -> Shown:
-            found = (papers[part] for part in row.defense.split("+") if part in papers)
-            value = str(getattr(next(found, None), field, None) or "")
+            known = (papers[part] for part in row.defense.split("+") if part in papers)
+            value = str(getattr(next(known, None), field, None) or "")
             return Shown(text=value or "–", value=value)
 
         return show
 
-    costs = COSTS.values()
     return [
         replace(LEAKAGE, shown=signed),
         Column(name="task", note="task", shown=task),
         Column(name="epsilon", note="proven", shown=worth),
-        *(Column(name=c.title, note=c.title, shown=partial(multiple, c)) for c in costs),
+        *(Column(name=c.title, note=c.title, shown=multiple(name)) for name, c in COSTS.items()),
         Column(name="suite", shown=lambda row: Shown(text=row.suite)),
         Column(name="status", note="status", shown=paper("status")),
         Column(name="paper", shown=paper("short")),
@@ -236,7 +266,7 @@ def _order(columns: Sequence[Column], *, several: bool) -> list[Column]:
     """Return columns without repeated ones: those shown at first before the others, the flags last.
     several: whether the rows are of several suites."""
     named = {column.name: column for column in columns}
-    first = [name for name in _SHOWN_FROM if name in named and name != "flags"]
+    first = [name for name in _MIN_WIDTHS if name in named and name != "flags"]
     left_out = {*first, "marks", "flags", *(() if several else ("suite",))}
     return [named[n] for n in (*first, *(n for n in named if n not in left_out), "flags")]
 

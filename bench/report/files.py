@@ -152,10 +152,14 @@ class Files:
             as_json=self._json, missing=self.missing, standing=self.standing, shared=shared,
         )  # fmt: skip
 
-    def write(self, out: Path, formats: Sequence[str], *latex: Any) -> list[Path]:
-        """Write the files of some formats of `FILES` and return their paths. latex: loss and
-        columns, see `text`."""
+    def write(
+        self, out: Path, formats: Sequence[str], loss: float = LOSS, columns: Sequence[str] = ()
+    ) -> list[Path]:
+        """Write the files of some formats of `FILES` and return their paths. loss, columns: see
+        `text`."""
         paths = [out / FILES[name] for name in formats]
         for path, name in zip(paths, formats, strict=True):
-            write_whole(path, self.text(name, *latex))  # in place of a link, never through it
+            write_whole(
+                path, self.text(name, loss, columns)
+            )  # in place of a link, never through it
         return paths

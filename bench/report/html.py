@@ -26,7 +26,7 @@ from bench.report.costs import COSTS
 from bench.report.escaping import escape_value, visible
 from bench.report.leaderboard import row_id
 from bench.report.pictures import Pictures, walls
-from bench.report.tables import tables, work
+from bench.report.tables import idle, tables, work
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _MOST = 24
@@ -35,7 +35,8 @@ _FIRST = (
     'const root = document.documentElement.classList; root.add("on");'
     'addEventListener("error", () => root.add("ready"))'
 )
-"""Runs before the tables are laid out: what needs scripts shows, rows beyond the first hide."""
+"""Runs before the tables are laid out: what needs scripts shows, and the leaderboard once it is
+ready or something failed."""
 
 
 def page(
@@ -62,18 +63,20 @@ def page(
     as_json = as_json or text.to_leaderboard_json(rows)
     choices = overview.choices(rows)
     said = [advice for c in choices for o in c if o.loss == overview.LOSS for advice in advise(o)]
-    board = board_of({"": rows})
+    groups = tables(rows)
+    board = board_of({"": groups})
     shown = [line.row for line in board.lines]
     return render(
         "report.html",
         board,
         shared=shared,
+        made_by=run.versions.get("leakbench", bench.__version__),
         run=run,
         missing=missing,
         standing=standing,
         digest=hashlib.sha256(as_json.encode()).hexdigest(),
         most=_MOST,
-        tables=[_table_values(rows, *named, pictures) for named in tables(rows)],
+        tables=[_table_values(rows, *named, pictures) for named in groups],
         said=said,
         walls=walls(rows, pictures),
         overviews=choices,
@@ -113,8 +116,7 @@ def render(template: str, board: Board, *, shared: str | None = None, **values: 
             texts=texts,
             notes=_json({"columns": texts, "reasons": list(board.reasons)}),
             over=over,
-            made_by=bench.__version__,
-            **values,
+            **{"made_by": bench.__version__} | values,
         )
     )
 
@@ -164,7 +166,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
-    templates.filters |= {"chip": explain.chip, "sentence": explain.sentence, "work": work}
+    templates.filters |= {
+        "chip": explain.chip,
+        "sentence": explain.sentence,
+        "work": work,
+        "idle": idle,
+    }
     templates.filters |= {"filters": filter_values, "row_id": lambda row: row_id(row)[:ID]}
     return templates
 

@@ -7,7 +7,7 @@ much accuracy the one that leaks least. Nothing here draws; terminal, text, page
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.metrics.intervals import Interval
@@ -273,27 +273,29 @@ def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ..
 
 def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[Verdict]:
     """Return each defense's verdict in one table."""
-    bare = find_undefended(rows)
-    verdicts = [_verdict([*_settings(rows, name, bare, loss)], loss) for name in defenses]
+    measured = measure(rows, loss)
+    own = ([v for v in measured if v.row and v.row.defense == name] for name in defenses)
+    verdicts = [_verdict(settings, loss) for settings in own]
     marked = marks(rows, [v.place for v in verdicts if v.row is not None])
     return [replace(v, marks=marked.get(v.place, Marks())) if v.row else v for v in verdicts]
 
 
-def _settings(
-    rows: Sequence[Row], defense: str, bare: Row | None, loss: float
-) -> Iterator[Verdict]:
-    """A defense's settings in one table, each with what it costs."""
-    for place, row in enumerate(rows):
-        if row.defense == defense:
-            drop = row.accuracy_drop
-            yield Verdict(
-                row=row,
-                place=place,
-                drop=drop,
-                over=drop is not None and row is not bare and not at_most(drop.hi, loss),
-                matched=bare is not None and set(row.seeds) == set(bare.seeds),
-                costs={name: _multiple(cost, row, bare) for name, cost in COSTS.items()},
-            )
+def measure(rows: Sequence[Row], loss: float) -> list[Verdict]:
+    """Return each row of a table with what it costs, as yet without marks. loss: as `overview`."""
+    bare = find_undefended(rows)
+
+    def verdict(place: int, row: Row) -> Verdict:
+        drop = row.accuracy_drop
+        return Verdict(
+            row=row,
+            place=place,
+            drop=drop,
+            over=drop is not None and row is not bare and not at_most(drop.hi, loss),
+            matched=bare is not None and set(row.seeds) == set(bare.seeds),
+            costs={name: _multiple(cost, row, bare) for name, cost in COSTS.items()},
+        )
+
+    return [verdict(place, row) for place, row in enumerate(rows)]
 
 
 def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:

@@ -94,6 +94,11 @@ def publication_of(cls: Callable[..., Any], name: str | None = None) -> Publicat
 
 def read_papers(place: Path) -> dict[str, Publication]:
     """Return the publications of a papers.toml by name. Raises UserError if it is none."""
+    return _parse(place, place.stat().st_mtime_ns)
+
+
+@cache  # a page asks for every defense of the same file
+def _parse(place: Path, changed: int) -> dict[str, Publication]:
     try:
         value = tomllib.loads(read_bytes(place).decode())
     except ValueError as error:
@@ -114,10 +119,10 @@ def papers_of(kind: PluginKind, names: Iterable[str]) -> dict[str, Publication]:
     """
     wanted = list(dict.fromkeys(names))
     usable = discover(needed=[(kind, name) for name in wanted]).usable
-    return _known({n: usable[kind, n].cls for n in wanted if (kind, n) in usable})
+    return _papers_by_name({n: usable[kind, n].cls for n in wanted if (kind, n) in usable})
 
 
-def _known(makers: Mapping[str, Any]) -> dict[str, Publication]:
+def _papers_by_name(makers: Mapping[str, Any]) -> dict[str, Publication]:
     papers = {n: publication_of(maker, n) for n, maker in makers.items() if maker}
     return {name: paper for name, paper in papers.items() if paper}
 
@@ -130,9 +135,9 @@ def publications(rows: Sequence[Row]) -> list[Publication]:
     """
     defenses = papers_of("defense", (n for r in rows for n in r.defense.split("+")))
     attacks = papers_of("attack", (n.partition("@")[0] for r in rows for n in r.attacks))
-    data_sets = _known({row.dataset: _loader(row.dataset) for row in rows})
-    found = [*defenses.values(), *attacks.values(), *data_sets.values()]
-    return list({p.title: p for p in found if p.title}.values())
+    data_sets = _papers_by_name({row.dataset: _loader(row.dataset) for row in rows})
+    papers = [*defenses.values(), *attacks.values(), *data_sets.values()]
+    return list({p.title: p for p in papers if p.title}.values())
 
 
 def to_bibtex(rows: Sequence[Row], run: Run) -> str:

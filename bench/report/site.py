@@ -25,6 +25,7 @@ from bench.report import files as reports
 from bench.report import html
 from bench.report.boards import board_of
 from bench.report.subjects import KINDS, subjects
+from bench.report.tables import tables
 
 FILES = (*(f"{reports.FILES[f]}.gz" for f in ("csv", "json")), PACKED_RUN)
 """Beside the report."""
@@ -116,9 +117,11 @@ def _embed_figure(picture: Path, over: str) -> Markup:
 
 def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Return the site's own pages by their paths: the leaderboard with all runs, a page for every
-    subject, and the script that they share."""
-    listed = {f"{e.address}/report.html": e.rows for e in entries if e.listed}
-    by_kind = subjects([row for rows in listed.values() for row in rows], discover())
+    subject, and the style and script that they share."""
+    shown = [entry for entry in entries if entry.listed]
+    listed = {f"{entry.address}/report.html": tables(entry.rows) for entry in shown}
+    above = {f"../{address}": groups for address, groups in listed.items()}
+    by_kind = subjects([row for entry in shown for row in entry.rows], discover())
     own = {
         "index.html": html.render(
             "site.html", board_of(listed, attacks=lambda name: False), shared="", entries=entries,
@@ -127,7 +130,6 @@ def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
         **html.shared_files(),
     }  # fmt: skip
     for subject in (s for some in by_kind.values() for s in some):
-        above = {f"../{address}": rows for address, rows in listed.items()}
         column = subject.is_column if subject.kind == "attack" else lambda name: False
         board = board_of(above, keep=subject.rows_of, attacks=column)
         own[subject.file] = html.render("subject.html", board, shared="../", subject=subject)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, Template
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from bench.report.papers import Publication
-
-    _Papers: TypeAlias = Mapping[str, Publication]
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
@@ -176,7 +174,10 @@ def overview_to_latex(
 
 
 def _latex_table(
-    summary: overviews.Overview, place: int, columns: Sequence[str], papers: _Papers
+    summary: overviews.Overview,
+    place: int,
+    columns: Sequence[str],
+    papers: Mapping[str, Publication],
 ) -> str:
     ran, head = overviews.ranked(summary, place), summary.heads[place]
     frame = frames.ranking_texts(ran)
