@@ -212,8 +212,11 @@ def test_a_phone_shows_the_defense_its_leakage_and_who_is_recognised(
     path.write_text(html.page(rows, run_of(), pictures.none("")))
     visit = Visit(browser, path, viewport={"width": 390, "height": 800})
     assert heads(visit.page) == ["defense", "leakage", "recognised"]
+    below = visit.page.locator("#board th .narrow")
+    assert below.inner_text() == "digits · lenet · fedavg · init round"
     visit.page.set_viewport_size({"width": 1280, "height": 800})
     visit.page.wait_for_function("document.querySelectorAll('#board thead th').length > 3")
+    assert not below.is_visible()
     assert {"task", "accuracy drop", "epsilon", "bytes", "client time"} <= set(heads(visit.page))
     box = visit.page.locator(".leaderboard .scroll")
     assert box.evaluate("b => b.scrollWidth <= b.clientWidth")  # costs are in view

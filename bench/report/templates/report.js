@@ -43,6 +43,12 @@
   }));
   const rows = $$("tr", body);
   const rowNames = rows.map((row) => ({ defense: row.dataset.defense, settings: $("th small", row)?.textContent || "" }));
+  // A phone has no room for the tasks' column: there each stands below its defense.
+  const task = heads.findIndex((h) => h.key === "task");
+  for (const row of rows) {
+    const parts = [...row.children[task].children].map((part) => part.textContent);
+    row.children[0].append(make("small", { className: "narrow", textContent: parts.join(" · ") }));
+  }
   const places = (wanted) => heads.map((_, i) => i).filter((i) => wanted(heads[i]));
   const atFirst = () => heads.filter((h) => h.from <= innerWidth).map((h) => h.key);
 
