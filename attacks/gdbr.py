@@ -88,11 +88,10 @@ def bias_gradient(
     chosen = public_batches(samples, _BATCHES, total=release.samples, rng=ctx.rng)
     each = softmax - torch.nn.functional.one_hot(labels, softmax.shape[1])
     target = each[chosen].mean(dim=1).view(-1, 1)
+    estimates = _estimates(play_public(chosen, release, ctx), slopes)
     fitted = regression.fit(
-        _estimates(play_public(chosen, release, ctx), slopes),
+        regression.Features(estimates, group=softmax.shape[1]),
         target,
-        group=softmax.shape[1],
-        strata=torch.zeros(len(target), dtype=torch.int64),
         judged=torch.ones(len(target), dtype=torch.bool),
         judge=lambda left_out: (left_out - target).square().mean(),
     )

@@ -13,7 +13,7 @@ from attacks.decoder import Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
 from attacks.engine.inverter import Inverter
 from attacks.engine.observation import parse_view
-from attacks.engine.regression import LAMBDAS, fit
+from attacks.engine.regression import LAMBDAS, Features, fit
 from attacks.ridge import Ridge
 from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Client, Defense, Local
@@ -186,7 +186,7 @@ def test_left_out_predictions_equal_those_of_refits_without_the_image(
     strata = torch.arange(rows) // 3 % 2
     group = 3
     everything = torch.ones(rows, dtype=torch.bool)
-    found = fit(x, y, group=group, strata=strata, judged=everything,
+    found = fit(Features(x, group=group, strata=strata), y, judged=everything,
                 judge=lambda out: (out - y).square().mean())  # fmt: skip
     member = torch.nn.functional.one_hot(strata).double()
     inner = x - (member @ (member.mT @ x / member.sum(0)[:, None]))

@@ -14,6 +14,7 @@ from attacks.engine.inverter import Inverter
 from attacks.engine.observation import parse_view
 from attacks.engine.regression import (
     FOLDS,
+    Features,
     Grid,
     Surroundings,
     cells,
@@ -221,7 +222,7 @@ def test_the_smallest_penalty_leaves_out_exactly_beside_many_intercepts() -> Non
     y = torch.randn(rows, 3, generator=rng, dtype=torch.float64)
     strata = torch.arange(rows) % 2 * (1 + torch.arange(rows) // 2 % 2)
     everything = torch.ones(rows, dtype=torch.bool)
-    fitted = fit(x, y, group=group, strata=strata, judged=everything,
+    fitted = fit(Features(x, group=group, strata=strata), y, judged=everything,
                 judge=lambda out: (out - y).square().mean())  # fmt: skip
     assert fitted.loss > 0.9
 

@@ -3,7 +3,7 @@ of `decoder`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.engine.channel import FEATURES, Blocks, Channel, ShadowPairs, by_state, distance
 from attacks.engine.observation import SMASHED, parse_view
 from attacks.engine.orders import line_up, unite
-from attacks.engine.regression import FOLDS, Fit, fit, fit_local
+from attacks.engine.regression import FOLDS, Features, Fit, fit, fit_local
 from bench.api import Context, Reconstruction, Seen
 
 NARROW = 2048
@@ -119,9 +119,10 @@ class Inverter:
         self.pooled = channel.pairs(group=self.group)
         self.scale = scales(self.pooled.blocks)
         self.samples = len(next(iter(channel.blocks.values())))
-        self.reading = self._reading()
+        pooled = self._decompose(self.pooled, self.pooled.turn)
+        self.reading = self._read(pooled) if channel.labels is None else None
         self.labels, self.accuracy = self._read_labels([*others, self])
-        self.pieces = self._pieces()
+        self.pieces = self._pieces(pooled)
         if others:
             self.pieces = [self._unite(piece, others) for piece in self.pieces]
 
@@ -144,7 +145,7 @@ class Inverter:
         return out
 
     # --- labels --------------------------------------------------------------------------------
-    def _reading(self) -> tuple[Tensor, Tensor]:
+    def _read(self, decomposed: Mapping[str, Features]) -> tuple[Tensor, Tensor]:
         """Scores of classes by the feature set that errs least on left-out images: of the victims'
         samples [M, C], and of the public images as they are, each by a regression without it."""
         pairs = self.pooled
@@ -153,12 +154,10 @@ class Inverter:
         def wrong(left_out: Tensor) -> Tensor:
             return (left_out.argmax(dim=1) != pairs.y[pairs.real]).double().mean()
 
-        fits = {}
-        for choice in feature_sets(pairs.blocks):
-            x = join_blocks(pairs.blocks, choice, self.scale)
-            fits[choice] = fit(
-                x, target, group=pairs.group, strata=pairs.turn, judged=pairs.real, judge=wrong
-            )
+        fits = {
+            choice: fit(features, target, judged=pairs.real, judge=wrong)
+            for choice, features in decomposed.items()
+        }
         choice = min(fits, key=lambda c: fits[c].loss)
         victims = join_blocks(self.channel.blocks, choice, self.scale)
         return fits[choice](victims, 0), fits[choice].left_out[pairs.real]
@@ -166,9 +165,11 @@ class Inverter:
     def _read_labels(self, all_: Sequence[Inverter]) -> tuple[Tensor, float]:
         """Labels int64 [M] by the scores of all inverters together, and the share that is right
         on public images left out."""
-        if self.channel.labels is not None:
+        if self.reading is None:
+            assert self.channel.labels is not None
             return self.channel.labels, 1.0
-        alike = [i.reading for i in all_ if i.reading[1].shape == self.reading[1].shape]
+        shape = self.reading[1].shape
+        alike = [r for i in all_ if (r := i.reading) is not None and r[1].shape == shape]
         victims, public = (torch.stack(t).sum(dim=0) for t in zip(*alike, strict=True))
         right = public.argmax(dim=1) == self.pooled.y[self.pooled.real]
         return victims.argmax(dim=1), float(right.double().mean())
@@ -237,10 +238,10 @@ class Inverter:
         return pixels.expand(-1, self.shape[0], -1, -1).flatten(1).double()
 
     # --- regressions ---------------------------------------------------------------------------
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self, decomposed: Mapping[str, Features]) -> list[Piece]:
         everything = torch.arange(self.samples, device=self.ctx.device)
-        sets = tuple(feature_sets(self.pooled.blocks))
-        pooled, _ = self._best(self.pooled, everything, self.pooled.turn, 0, sets)
+        pooled, _ = self._best(self.pooled, everything, decomposed, 0)
+        sets = tuple(decomposed)
         if self.channel.per_sample:
             return [self._by_place(pooled)]
         labels = self.labels.unique()
@@ -253,7 +254,7 @@ class Inverter:
             group = self.group if self.channel.random else 1
             pairs = self.channel.pairs(group=group, label=label)
             strata = pairs.own * 4 + pairs.turn
-            piece, choice = self._best(pairs, rows, strata, 4 * label, sets)
+            piece, choice = self._best(pairs, rows, self._decompose(pairs, strata, sets), 4 * label)
             sets = (choice,)  # one label settles the set for all: trying costs a fit each
             if not self._promise(piece, pooled, label):
                 piece = replace(pooled, rows=rows, predicted=pooled.predicted[rows])
@@ -288,7 +289,9 @@ class Inverter:
         if shown in pairs.blocks:
             features[shown], targets[shown] = pairs.blocks[shown], self.channel.blocks[shown]
         scale = scales(features)
-        stacked = self._fit(join_blocks(features, "raw", scale), pairs, pairs.turn, flat.judged)
+        joined = join_blocks(features, "raw", scale)
+        decomposed = Features(joined, group=pairs.group, strata=pairs.turn)
+        stacked = self._fit(decomposed, pairs, flat.judged)
         above = replace(
             flat,
             predicted=stacked(join_blocks(targets, "raw", scale), 0),
@@ -306,25 +309,27 @@ class Inverter:
 
         return judge
 
-    def _fit(self, features: Tensor, pairs: ShadowPairs, strata: Tensor, judged: Tensor) -> Fit:
+    def _fit(self, features: Features, pairs: ShadowPairs, judged: Tensor) -> Fit:
         """The regression of the pairs' images on their features."""
-        return fit(
-            features,
-            pairs.x.flatten(1),
-            group=pairs.group,
-            strata=strata,
-            judged=judged,
-            judge=self._judge(pairs, judged),
-        )
+        return fit(features, pairs.x.flatten(1), judged=judged, judge=self._judge(pairs, judged))
+
+    def _decompose(
+        self, pairs: ShadowPairs, strata: Tensor, sets: Sequence[str] = ()
+    ) -> dict[str, Features]:
+        """The pairs' features by feature set, of all unless `sets` are given."""
+        blocks, group = pairs.blocks, pairs.group
+        return {
+            n: Features(join_blocks(blocks, n, self.scale), group=group, strata=strata)
+            for n in sets or feature_sets(blocks)
+        }
 
     def _best(
-        self, pairs: ShadowPairs, rows: Tensor, strata: Tensor, stratum: int, sets: Sequence[str]
+        self, pairs: ShadowPairs, rows: Tensor, decomposed: Mapping[str, Features], stratum: int
     ) -> tuple[Piece, str]:
         judged = pairs.real if bool(pairs.real.any()) else torch.ones_like(pairs.real)
         pieces = {}
-        for choice in sets:
-            features = join_blocks(pairs.blocks, choice, self.scale)
-            fitted = self._fit(features, pairs, strata, judged)
+        for choice, features in decomposed.items():
+            fitted = self._fit(features, pairs, judged)
             victims = join_blocks(self.channel.blocks, choice, self.scale)[rows]
             pieces[choice] = Piece(
                 rows=rows,

@@ -294,7 +294,10 @@ def _read_random_layer(release: Release) -> Release:
 
 def _stack(parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
     """Values and presence [V, ...]."""
-    return torch.stack([p.values for p in parts]), torch.stack([p.presence() for p in parts])
+    values = torch.stack([p.values for p in parts])
+    if all(p.present is None for p in parts):
+        return values, torch.ones_like(values, dtype=torch.bool)
+    return values, torch.stack([p.presence() for p in parts])
 
 
 def _own_patches(seen: Seen, values: Tensor, present: Tensor, step: int) -> Tensor:
@@ -317,9 +320,10 @@ class NonFiniteError(ValueError):
 
 def require_finite(name: str, release: Release, values: Tensor, present: Tensor) -> None:
     """Raise NonFiniteError, naming the client, unless all present values [V, ...] are finite."""
-    for client, broken in zip(release.clients, ~values.isfinite() & present, strict=True):
-        if bool(broken.any()):
-            raise NonFiniteError(f"{name} of {client} holds non-finite values.")
+    broken = ~values.isfinite() & present
+    if bool(broken.any()):
+        client = release.clients[int(broken.flatten(1).any(dim=1).nonzero()[0])]
+        raise NonFiniteError(f"{name} of {client} holds non-finite values.")
 
 
 # --- uploads ----------------------------------------------------------------------------------

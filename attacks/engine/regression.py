@@ -39,15 +39,32 @@ class Fit:
         return (x.double() - self.centres[stratum]) @ self.weight + self.offsets[stratum]
 
 
-def fit(
-    x: Tensor,
-    y: Tensor,
-    *,
-    group: int,
-    strata: Tensor,
-    judged: Tensor,
-    judge: Callable[[Tensor], Tensor],
-) -> Fit:
+class Features:
+    """Features of R rows, decomposed once for the regressions of any targets on them.
+
+    Args:
+        x: Features [R, F].
+        group: So many consecutive rows belong together and are left out together.
+        strata: 0..S-1, int64 [R]; None: all are of one.
+    """
+
+    def __init__(self, x: Tensor, *, group: int, strata: Tensor | None = None) -> None:
+        x = x.double()
+        strata = x.new_zeros(len(x), dtype=torch.int64) if strata is None else strata
+        self.group, self.strata = group, strata
+        self.member = torch.nn.functional.one_hot(strata).double()
+        self.count = self.member.sum(dim=0).clamp_min(1)
+        self.centres = self.member.mT @ x / self.count[:, None]
+        self.inner = x - self.centres[strata]
+        self.narrow = x.shape[1] <= len(x)
+        gram = self.inner.mT @ self.inner if self.narrow else self.inner @ self.inner.mT
+        values, self.vectors = torch.linalg.eigh(gram)
+        # The intercepts' directions have eigenvalue 0: of rounding, a tiny penalty would make much.
+        self.values = torch.where(values > 1e-12 * values.max(), values, 0.0)
+        self.z = self.inner @ self.vectors if self.narrow else self.vectors * self.values.sqrt()
+
+
+def fit(features: Features, y: Tensor, *, judged: Tensor, judge: Callable[[Tensor], Tensor]) -> Fit:
     """Ridge regression with one free intercept per stratum; penalty by exact leave-group-out.
 
     Solved in float64, in the smaller of F and R dimensions. With the smoother
@@ -56,27 +73,19 @@ def fit(
     Statistical Learning, Eq. 7.64, is its case of one row).
 
     Args:
-        x: Features [R, F].
+        features: Of R rows.
         y: Targets [R, P].
-        group: So many consecutive rows belong together and are left out together.
-        strata: 0..S-1, int64 [R].
         judged: Rows by whose left-out predictions the penalty is chosen, bool [R].
         judge: Their left-out predictions [J, P] -> loss.
     """
-    x, y = x.double(), y.double()
-    member = torch.nn.functional.one_hot(strata).double()
-    count = member.sum(dim=0).clamp_min(1)
-    centres, offsets = member.mT @ x / count[:, None], member.mT @ y / count[:, None]
-    inner, target = x - centres[strata], y - offsets[strata]
-    narrow = x.shape[1] <= len(x)
-    values, vectors = torch.linalg.eigh(inner.mT @ inner if narrow else inner @ inner.mT)
-    # The intercepts' directions have eigenvalue 0: of rounding, a tiny penalty would make much.
-    values = torch.where(values > 1e-12 * values.max(), values, 0.0)
-    z = inner @ vectors if narrow else vectors * values.sqrt()
+    y, f, group = y.double(), features, features.group
+    values, z = f.values, f.z
+    offsets = f.member.mT @ y / f.count[:, None]
+    target = y - offsets[f.strata]
     ztarget, unit = z.mT @ target, values.mean().clamp_min(1e-300)
     blocks = z.view(-1, group, z.shape[1])
-    ones = (member / count.sqrt()).view(-1, group, member.shape[1])
-    shared, eye = ones @ ones.mT, torch.eye(group, dtype=x.dtype, device=x.device)
+    ones = (f.member / f.count.sqrt()).view(-1, group, f.member.shape[1])
+    shared, eye = ones @ ones.mT, torch.eye(group, dtype=y.dtype, device=y.device)
     targets = target.view(-1, group, target.shape[1])
     outcomes = y.view(-1, group, y.shape[1])
 
@@ -93,13 +102,13 @@ def fit(
     losses = torch.stack([judge(leave_out(factor, some)[within]) for factor in LAMBDAS]).tolist()
     best = min(range(len(losses)), key=losses.__getitem__)
     inverse = 1 / (values + LAMBDAS[best] * unit)
-    if narrow:
-        weight = vectors @ (inverse[:, None] * ztarget)
+    if f.narrow:
+        weight = f.vectors @ (inverse[:, None] * ztarget)
     else:
-        weight = inner.mT @ (vectors @ (inverse[:, None] * (vectors.mT @ target)))
-    everyone = torch.arange(len(blocks), device=x.device)
+        weight = f.inner.mT @ (f.vectors @ (inverse[:, None] * (f.vectors.mT @ target)))
+    everyone = torch.arange(len(blocks), device=y.device)
     return Fit(
-        centres=centres,
+        centres=f.centres,
         weight=weight,
         offsets=offsets,
         left_out=leave_out(LAMBDAS[best], everyone).flatten(0, 1),

@@ -283,10 +283,8 @@ class _Weighing:
         self.knots = torch.quantile(flat, levels, dim=0)
         self.scale = self._bent(flat).std(dim=0).clamp_min(1e-9)
         self.fitted = regression.fit(
-            self._bent(flat) / self.scale,
+            regression.Features(self._bent(flat) / self.scale, group=truth.shape[1]),
             counts[:, None].double(),
-            group=truth.shape[1],
-            strata=torch.zeros_like(counts),
             judged=torch.ones_like(counts, dtype=torch.bool),
             judge=lambda left_out: (left_out[:, 0] - counts).square().mean(),
         )

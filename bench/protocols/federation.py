@@ -241,6 +241,7 @@ class Federation(LocalTraining):
         sampled: Sequence[str],
         *,
         observed: bool = False,
+        party: str | None = None,
         most_bytes: float = math.inf,
         watched: Container[str] = (),
     ) -> RoundResult:
@@ -248,6 +249,8 @@ class Federation(LocalTraining):
 
         Args:
             observed: Whether the result's wire keeps a log of the messages.
+            party: Who observes it and learns nothing else: the log has no other messages, and the
+                result nothing that clients or aggregation did. None: all is kept.
             most_bytes: Of that log, which is empty where the messages have more.
             watched: Clients of which the result has what they trained and sent; of an observed
                 round all.
@@ -255,7 +258,8 @@ class Federation(LocalTraining):
         asked = [(c, c.id in sampled) for c in self.clients]
         joined = [c for c, s in asked if (s if self.pinned else self.defense.joins(c, s))]
         roster = [c.id for c in joined]
-        wire = Wire(self.parties, roster, keeps=observed, most_bytes=most_bytes)
+        wire = Wire(self.parties, roster, keeps=observed, party=party, most_bytes=most_bytes)
+        whole = observed and party is None
         result = RoundResult(
             wire=wire,
             before=self.state,
@@ -269,8 +273,7 @@ class Federation(LocalTraining):
         for client in joined:
             told = Message(kind="broadcast", sender=SERVER, receiver=client.id, round=self.round)
             held = {n: Part(values=result.before[n]) for n in self.names_held(client)}
-            wire.send([told.with_parts(held)])
-            wire.collect(client.id)
+            wire.count(told.with_parts(held), [client.id])
         began = clock()
         self._inspect(joined, work)
         locals_, result.used = self._train(joined, work, wire)
@@ -280,7 +283,7 @@ class Federation(LocalTraining):
         uploads: dict[str, list[Message]] = {}
         for client in joined:
             plain = self._plain_upload(client, locals_[client.id], work)
-            if observed or client.id in watched:  # copies, since hooks may change what they get
+            if whole or client.id in watched:  # copies, since hooks may change what they get
                 result.trained[client.id] = freeze(plain)
                 result.received[client.id] = detached(locals_[client.id].broadcast)
             uploads[client.id] = self.defense.upload([plain], locals_[client.id], client)
@@ -296,7 +299,7 @@ class Federation(LocalTraining):
         began, before_asking = clock(), wire.party_seconds
         result.after = self.state
         if joined:
-            result.after = self._aggregate(wire, work, result.aggregation if observed else None)
+            result.after = self._aggregate(wire, work, result.aggregation if whole else None)
             self.state = self._move(result.after)
         seconds.parties = wire.party_seconds - answered
         seconds.aggregation = clock() - began - (wire.party_seconds - before_asking)
@@ -381,14 +384,15 @@ class Federation(LocalTraining):
             for name, sealed in message.sealed.items():
                 if name in sent:
                     sent[name].append(sealed.covers)
-        kept = {}
-        for name, value in local.end.items():
-            kept[name] = torch.full_like(value, name not in whole, dtype=torch.bool)
+        kept = {n: torch.ones_like(local.end[n], dtype=torch.bool) for n in sent if n not in whole}
+        for name in kept:
             for pattern in sent[name]:
                 kept[name] &= ~pattern
-        flags = [kept[n].any() for n in kept if n not in whole]
-        withheld = bool(flags) and bool(torch.stack(flags).any())
-        client.own, client.kept = (local.end, kept) if withheld else (None, None)
+        withheld = bool(kept) and bool(torch.stack([k.any() for k in kept.values()]).any())
+        nothing = {
+            n: torch.zeros_like(v, dtype=torch.bool) for n, v in local.end.items() if withheld
+        }
+        client.own, client.kept = (local.end, nothing | kept) if withheld else (None, None)
 
     def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation | None) -> State:
         def ask(message: Message) -> list[Message]:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.contract.defense import Party
@@ -22,6 +22,7 @@ class Wire:
 
     Args:
         keeps: Whether to keep a log, which only an observed round needs.
+        party: Of whose messages alone; None: of all.
         most_bytes: Of the messages in the log; beyond them it is emptied, and `logged` says so.
     """
 
@@ -31,9 +32,10 @@ class Wire:
         clients: Iterable[str],
         *,
         keeps: bool = True,
+        party: str | None = None,
         most_bytes: float = math.inf,
     ) -> None:
-        self.keeps = keeps
+        self.keeps, self.party = keeps, party
         self.most_bytes, self.logged = most_bytes, 0
         self.parties = dict(parties)
         self.clients = list(clients)
@@ -60,18 +62,10 @@ class Wire:
                 f"message '{message.kind}' of '{message.sender}' is addressed to "
                 f"'{message.receiver}', expected one of {', '.join(known)}."
             )
-        if self.keeps:
-            self.logged += message.n_bytes
-            # A copy again: who receives a message may change it.
-            self.log.append(_strip_boxes(freeze(message)))
-            if self.logged > self.most_bytes:
-                self.log.clear()
         receivers = [message.receiver]
         if message.receiver == EVERYONE:
             receivers = [n for n in [*self.clients, SERVER] if n != message.sender]
-        if message.sender in self._among:
-            self.bytes_up += message.n_bytes
-        self.bytes_down += message.n_bytes * sum(r in self._among for r in receivers)
+        self.count(message, receivers)
         answers: list[Message] = []
         for name in receivers:
             if name in self.parties:
@@ -82,6 +76,19 @@ class Wire:
                 self.inbox[name].append(message)
         return answers
 
+    def count(self, message: Message, receivers: Sequence[str]) -> None:
+        """Count a message's bytes and log it, whoever delivers it."""
+        size = message.n_bytes
+        if self.keeps and (self.party is None or _concerns(message, self.party)):
+            self.logged += size
+            # A copy: who receives a message may change it.
+            self.log.append(_strip_boxes(freeze(message)))
+            if self.logged > self.most_bytes:
+                self.log.clear()
+        if message.sender in self._among:
+            self.bytes_up += size
+        self.bytes_down += size * sum(r in self._among for r in receivers)
+
     def collect(self, name: str) -> list[Message]:
         """The messages waiting for a client or the server, whose inbox they leave."""
         waiting, self.inbox[name] = self.inbox[name], []
@@ -89,12 +96,12 @@ class Wire:
 
     def messages_for(self, party: str) -> tuple[Message, ...]:
         """Logged messages addressed to a party or to everyone, and what it computed and sent."""
-        computed = (FEATURES, SMASHED_GRADIENT)
-        return tuple(
-            m
-            for m in self.log
-            if m.receiver in (party, EVERYONE) or (m.sender == party and m.kind in computed)
-        )
+        return tuple(m for m in self.log if _concerns(m, party))
+
+
+def _concerns(message: Message, party: str) -> bool:
+    computed = message.sender == party and message.kind in (FEATURES, SMASHED_GRADIENT)
+    return computed or message.receiver in (party, EVERYONE)
 
 
 def freeze(message: Message) -> Message:

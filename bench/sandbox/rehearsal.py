@@ -79,7 +79,7 @@ class Rehearsals:
             mode=seen.known["mode"],
         )
         own = {c.id for c in shadow.clients[:asked]}
-        result = play_round(shadow, work)
+        result = play_round(shadow, work, seen.party)
         return replace(
             seen,
             earlier=(),

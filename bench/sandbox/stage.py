@@ -68,9 +68,11 @@ def train_alone(defense: Defense, params: State, update: State, seed: int) -> tu
 # --- whole rounds ---------------------------------------------------------------------------------
 
 
-def play_round(federation: Federation, work: LocalWork) -> RoundResult:
-    """Play a round in which all clients are sampled, with a log of its messages."""
-    return federation.play(work, [c.id for c in federation.clients], observed=True)
+def play_round(federation: Federation, work: LocalWork, party: str | None = None) -> RoundResult:
+    """Play a round in which all clients are sampled, with a log of its messages; of whose, see
+    `Federation.play`."""
+    everyone = [c.id for c in federation.clients]
+    return federation.play(work, everyone, observed=True, party=party)
 
 
 def with_fresh_secrets(federation: Federation, name: str, seed: int) -> Federation:

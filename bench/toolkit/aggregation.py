@@ -40,9 +40,12 @@ def mean_over_present(server: Server, messages: Sequence[Message]) -> State:
             continue
         parts = as_kind(message, "weights", base=server.state, lr=server.lr).parts
         for name, part in parts.items():
-            present = part.presence()
-            total[name] += torch.where(present, part.values, 0.0)
-            count[name] += present.to(total[name])
+            if part.present is None:
+                total[name] += part.values
+                count[name] += 1
+            else:
+                total[name] += torch.where(part.present, part.values, 0.0)
+                count[name] += part.present.to(total[name])
     return {
         n: torch.where(count[n] > 0, total[n] / count[n].clamp_min(1), v)
         for n, v in server.state.items()
