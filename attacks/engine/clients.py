@@ -396,7 +396,7 @@ class Clients:
         else:
             pieces = mechanism.apply(rows).split([v[0].numel() for v in sent.values()], dim=1)
             sent = {n: p.view_as(v) for p, (n, v) in zip(pieces, sent.items(), strict=True)}
-        return {n: (v - (base[n] if base else 0.0)) / slope for n, v in sent.items()}
+        return {n: (v - base[n] if base else v) / slope for n, v in sent.items()}
 
     def as_sent(self, gradient: State, kind: Kind) -> dict[str, Tensor]:
         """Gradients [P, ...] as the kind of upload that the client would have made of them."""

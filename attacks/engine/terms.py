@@ -137,7 +137,7 @@ class Uploads:
     def in_order(self, x: Tensor, y: Tensor, victims: Tensor) -> Tensor:
         """Uploads [P, D] of samples [P, T, *shape] and labels [P, T, C], step after step; 0 where
         nothing was seen."""
-        return as_vector(self._simulate(x, y, victims), self.names) * self.mask(victims)
+        return self.hide(as_vector(self._simulate(x, y, victims), self.names), victims)
 
     def _simulate(
         self, x: Tensor, y: Tensor, victims: Tensor | None, own: Tensor | None = None
@@ -154,6 +154,7 @@ class Uploads:
                 if victims is None
                 else p[victims].repeat_interleave(each, dim=0)
                 for n, p in self.observation.present.items()
+                if not self.whole
             }
             for clip in self.clips:
                 gradient = self.clients.apply(gradient, clip, shown)
@@ -217,7 +218,7 @@ class Uploads:
             square = (sent - self.values[victims]).square()
         else:
             square, _ = self.prepare(self.values, self.names)[victims].misfit(sent)
-        return (square * self.mask(victims)).sum(dim=1) / self.sizes[victims].clamp_min(1)
+        return self.hide(square, victims).sum(dim=1) / self.sizes[victims].clamp_min(1)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -258,12 +259,21 @@ class Uploads:
         each = []
         for heat in _HEATS:
             loss, _ = self.prepare(self.values, self.names, heat)[victims].misfit(sent)
-            each.append((loss * self.mask(victims)).sum(dim=1))
+            each.append(self.hide(loss, victims).sum(dim=1))
         return torch.stack(each).amin(dim=0)
 
     def mask(self, victims: Tensor) -> Tensor:
         """1 where a coordinate of the victims was seen, else 0 [P, D]."""
         return self.visible[victims].to(self.values.dtype)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every coordinate of every victim was seen."""
+        return bool(self.visible.all())
+
+    def hide(self, values: Tensor, victims: Tensor) -> Tensor:
+        """Values [P, D], 0 where a coordinate of the victims was not seen."""
+        return values if self.whole else values * self.mask(victims)
 
 
 class UploadLikelihood:
@@ -280,7 +290,7 @@ class UploadLikelihood:
         uploads = self.uploads
         sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
         misfit = self.prepared(heat)[victims].misfit(sent.detach())
-        loss, slope = (t * uploads.mask(victims) for t in misfit)
+        loss, slope = (uploads.hide(t, victims) for t in misfit)
         if (sure := uploads.sureness(victims)) is not None:
             loss, slope = loss * sure, slope * sure
         return Misfit(loss.sum(dim=1), sent, slope)
@@ -294,7 +304,7 @@ def upload_cosine(uploads: Uploads, share: float) -> Term:
 
     def term(candidate: Candidate, victims: Tensor, heat: float = 0.0) -> Misfit:
         sent = uploads.vector(candidate.x, candidate.y, victims, candidate.own)
-        sent = sent * uploads.mask(victims)
+        sent = uploads.hide(sent, victims)
         inner, square = (sent * uploads.values[victims]).sum(dim=1), sent.square().sum(dim=1)
         seen = uploads.observation.square[victims].clamp_min(_TINY)
         away = share * (1 - inner / ((square + _TINY) * seen).sqrt())
