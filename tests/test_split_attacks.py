@@ -1,5 +1,6 @@
 """Attacks on what a split protocol shows."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from attacks.decoder import Decoder
 from attacks.dlg import DLG
+from attacks.engine.channel import Channel
 from attacks.engine.observation import gradient_estimate, parse_view, split_view
 from attacks.idlg import IDLG
 from attacks.ilrg import ILRG
@@ -20,6 +22,7 @@ from bench.contract.messages import State
 from bench.data.dataset import Dataset
 from bench.models import Network
 from bench.protocols.observe import Truth
+from bench.registry import Registry
 from bench.seeding import generator
 from bench.toolkit.images import ssim
 from defenses.dp_cutmix import DPCutMix
@@ -28,6 +31,7 @@ from defenses.pm_sfl import PMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from tests.conftest import context_for, network_for, rehearsing_context, seen_under
 from tests.matchers import evidence_for
+from tests.test_shipped_plugins_conform import DEFENSES
 
 
 def split_under(
@@ -277,3 +281,29 @@ def test_of_all_images_that_smashed_data_may_be_of_the_likeliest_is_taken(digits
     answer = IDLG().run(seen, context_for(digits, network, noised))
     assert answer.images is not None
     assert float(ssim(answer.images, truth.x).mean()) > 0.97
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["none", "gaussian", "pm_sfl", "splitfed_pm", "splitfed_dp", "dp_sl", "dp_mixsl", "dp_cutmix",
+     "cutmix", "cutout", "mixup", "lg_fedavg"],
+)  # fmt: skip
+def test_the_first_step_does_not_depend_on_how_many_follow(
+    digits: Dataset, registry: Registry, name: str
+) -> None:
+    """So `ridge` plays one step, of which alone it reads smashed data, in place of all."""
+    network = network_for(digits, "vit_small")
+    defense = registry.defense(name, DEFENSES.get(name, {}))
+    seen, _ = split_under(digits, network, defense, cut="embed", labels="shared", local_steps=3)
+    few = digits.aux_x[:4, None], digits.aux_y[:4, None]
+    made = []
+    for steps in (3, 1):
+        played = replace(seen, known={**seen.known, "batch": 1, "local_steps": steps})
+        plays = rehearsing_context(digits, network, defense, seen).shadow(*few, release=played)
+        sent = {m.sender: m.parts["smashed"] for m in plays.messages
+                if m.kind == "smashed" and m.step == 0}  # fmt: skip
+        assert len({m.step for m in plays.messages if m.kind == "smashed"}) == steps
+        made.append(torch.stack([torch.where(p.presence(), p.values, 0.0) for p in sent.values()]))
+    assert torch.equal(*made)
+    channel = Channel(parse_view(seen), rehearsing_context(digits, network, defense, seen))
+    assert channel.played.known["local_steps"] == 1

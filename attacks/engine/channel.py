@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,8 @@ class Channel:
         self.per_sample = SMASHED in release.by_sample
         # Plays begin where the victims did; smashed data is translated to the broadcast instead.
         self.played = (release if self.per_sample else kept).playable
+        if self.per_sample:  # of later steps nothing is read
+            self.played = replace(self.played, known={**self.played.known, "local_steps": 1})
         self.ctx = ctx
         self.head = ctx.network.head
         self.seed = int(torch.randint(2**31, (1,), generator=ctx.rng))
