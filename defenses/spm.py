@@ -90,7 +90,7 @@ class SPM(Defense):
             values = {n: p.values for n, p in plain.parts.items()}
             flat = torch.cat([v.flatten() for v in values.values()])
             # All at once, in the order of the tensors: of each first the signs', then the factors'.
-            drawn = uniform_like(torch.cat([flat, flat]), rng=client.rng["defense"])
+            drawn = uniform_like(flat.repeat(2), rng=client.rng["defense"])
             pairs = drawn.split([2 * v.numel() for v in values.values()])
             u_sign, u_scale = torch.cat([p.view(2, -1) for p in pairs], dim=1)
             sent = perturb(flat, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)

@@ -434,6 +434,30 @@ def test_a_message_to_nobody_is_refused_and_endless_talk_ends() -> None:
         wire.send([Message(kind="x", sender="a", receiver="echo", round=0)])
 
 
+@pytest.mark.parametrize("protocol", ["fedavg", "splitfed"])
+def test_a_round_for_one_party_has_its_messages_and_nothing_else(
+    digits: Dataset, protocol: str
+) -> None:
+    work = replace(WORK, protocol=protocol)
+    cuts = {"cuts": ("block1",), "labels": "private"} if protocol == "splitfed" else {}
+    plays = []
+    for party in (None, "server"):
+        run = federation_of(
+            digits, network_for(digits), SPM(epsilon=1.0), clients=2, protocol=protocol, **cuts
+        )
+        result = run.play(work, everyone(run), observed=True, party=party)
+        plays.append((run.state, result))
+    (state, whole), (again, one) = plays
+    assert all(torch.equal(v, again[n]) for n, v in state.items())
+    assert (whole.wire.bytes_up, whole.wire.bytes_down) == (one.wire.bytes_up, one.wire.bytes_down)
+    assert len(whole.wire.log) > len(one.wire.log)
+    for old, new in zip(whole.wire.messages_for("server"), one.wire.log, strict=True):
+        assert (old.kind, old.sender, old.receiver) == (new.kind, new.sender, new.receiver)
+        assert all(torch.equal(p.values, new.parts[n].values) for n, p in old.parts.items())
+    assert all([whole.trained, whole.received, whole.sent, whole.aggregation.messages])
+    assert not any([one.trained, one.received, one.sent, one.aggregation.messages])
+
+
 def test_bytes_count_present_coordinates_and_every_receiver() -> None:
     wire = Wire({}, ["a", "b"])
     present = torch.tensor([True, False, True])

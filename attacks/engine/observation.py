@@ -322,7 +322,7 @@ def require_finite(name: str, release: Release, values: Tensor, present: Tensor)
     """Raise NonFiniteError, naming the client, unless all present values [V, ...] are finite."""
     broken = ~values.isfinite() & present
     if bool(broken.any()):
-        client = release.clients[int(broken.flatten(1).any(dim=1).nonzero()[0])]
+        client = release.clients[int(broken.view(len(broken), -1).any(dim=1).nonzero()[0])]
         raise NonFiniteError(f"{name} of {client} holds non-finite values.")
 
 

@@ -388,11 +388,10 @@ class Federation(LocalTraining):
         for name in kept:
             for pattern in sent[name]:
                 kept[name] &= ~pattern
-        withheld = bool(kept) and bool(torch.stack([k.any() for k in kept.values()]).any())
-        nothing = {
-            n: torch.zeros_like(v, dtype=torch.bool) for n, v in local.end.items() if withheld
-        }
-        client.own, client.kept = (local.end, nothing | kept) if withheld else (None, None)
+        client.own = client.kept = None
+        if kept and bool(torch.stack([k.any() for k in kept.values()]).any()):
+            told = {n: torch.zeros_like(v, dtype=torch.bool) for n, v in local.end.items()}
+            client.own, client.kept = local.end, told | kept
 
     def _aggregate(self, wire: Wire, work: LocalWork, kept: Aggregation | None) -> State:
         def ask(message: Message) -> list[Message]:
