@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -102,3 +102,9 @@ def did_you_mean(what: str, name: str, known: Sequence[str], *, where: str = "")
     hint = f" Did you mean '{near}'?" if near else ""
     every = ", ".join(sorted(known)) or "nothing at all"
     return f"Unknown {what} '{name}'{place}.{hint} Known: {every}."
+
+
+def check_known(what: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+    """Raise UserError for a name that is not known; see `did_you_mean`."""
+    if name not in (names := list(known)):
+        raise UserError(did_you_mean(what, name, names, where=where))

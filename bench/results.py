@@ -22,7 +22,7 @@ from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
 from bench.report.files import Files
-from bench.report.overview import LOSS, Overview, by_protocol, legend
+from bench.report.overview import LOSS, by_protocol, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -270,14 +270,10 @@ class Results:
         from bench.report import terminal
         from bench.report.console import PlainConsole
 
-        console, summaries = PlainConsole(width=80), self._summaries
+        console, summaries = PlainConsole(width=80), by_protocol(self._files.rows)
         with console.capture() as captured:
             console.print(Group(*terminal.overview(summaries), "\n".join(legend(summaries))))
         return captured.get()
-
-    @property
-    def _summaries(self) -> list[Overview]:
-        return by_protocol(self._files.rows)
 
     def __repr__(self) -> str:
         state = self.standing.split()[0].rstrip(":").lower()
@@ -287,7 +283,7 @@ class Results:
         )
 
     def _repr_html_(self) -> str:
-        summaries = self._summaries
+        summaries = by_protocol(self._files.rows)
         body = ""
         for summary in summaries:
             frame = frames.overview_texts(summary, lambda head: " ".join(head.words))

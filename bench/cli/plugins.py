@@ -41,10 +41,10 @@ def list_(
             return
         from rich.text import Text
 
-        from bench.names import did_you_mean
+        from bench.names import check_known
 
-        if what is not None and what not in LISTS:
-            raise UserError(did_you_mean("list", what, LISTS))
+        if what is not None:
+            check_known("list", what, LISTS)
         listed = _listing(options.registry_of(plugin))
         chosen = {name: entries for name, entries in listed.items() if what in (None, name)}
     if as_json:

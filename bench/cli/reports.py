@@ -137,15 +137,14 @@ def report(
 ) -> None:
     """Print a result folder's leaderboard and write it as files."""
     with plain_errors():
-        from bench.names import did_you_mean
+        from bench.names import check_known
         from bench.records.submitted import read_verified, standing
         from bench.report.files import FILES, write_published
 
         named = [*format_.split(","), "bib" if bib else ""]
         formats = list(dict.fromkeys(f.strip() for f in named if f.strip()))
         for name in formats:
-            if name not in FILES:
-                raise UserError(did_you_mean("report format", name, list(FILES)))
+            check_known("report format", name, FILES)
         kinds, heads = ([f.strip() for f in t.split(",") if f.strip()] for t in (figures, columns))
         paths = publish(
             folder, tuple(formats), out=out, figures=kinds or ["pdf"] * bool(figure),

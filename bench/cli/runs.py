@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -251,10 +252,9 @@ def carry_out(
 
 def quote_command(arguments: list[str]) -> list[str]:
     """The command as a reader would repeat it."""
-    kept = []
-    skip = False
-    for argument in arguments:
-        if not skip and argument.partition("=")[0] not in _LOCAL:
-            kept.append(argument)
-        skip = argument in _LOCAL
+    kept = [
+        argument
+        for before, argument in pairwise(["leakbench", *arguments])
+        if before not in _LOCAL and argument.partition("=")[0] not in _LOCAL
+    ]
     return ["leakbench", *kept]

@@ -39,9 +39,6 @@ class Interval:
     def half_width(self) -> float:
         return (self.hi - self.lo) / 2
 
-    def to_dict(self) -> dict[str, float]:
-        return {"mean": self.mean, "lo": self.lo, "hi": self.hi}
-
 
 def interval_of(
     groups: Sequence[np.ndarray], within: tuple[float, float] = ANYWHERE

@@ -11,7 +11,7 @@ from bench.arrays import read_arrays
 from bench.contract.attack import Reconstruction
 from bench.errors import UserError
 from bench.metrics.answers import FIELDS, answer_of, check_values, validate_answer
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.protocols.export import UNREADABLE, load_tensors
 
 
@@ -50,8 +50,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     else:
         raise UserError(f"a reconstruction is a .safetensors or .npz file, got {path.name}.")
     for name in tensors:
-        if name not in FIELDS:
-            raise UserError(did_you_mean("array", name, FIELDS, where=str(path)))
+        check_known("array", name, FIELDS, where=str(path))
     if not set(tensors) - {"failed"}:
         raise UserError(f"{path} holds no images, labels or label_counts.")
     return tensors

@@ -3,6 +3,7 @@ published one, and how the files of jobs are checked."""
 
 import gzip
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -107,6 +108,15 @@ def check_value(
         raise UserError(f"{place}: {problem(error)}") from error
     except (OverflowError, RecursionError) as error:
         raise UserError(f"{place} holds a value that is out of range ({error}).") from error
+
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    """The value of a TOML file as a type. Raises UserError if it cannot be read or is no such."""
+    try:
+        value = tomllib.loads(read_bytes(path).decode())
+    except ValueError as error:
+        raise UserError(f"{path} is no readable TOML ({error}).") from error
+    return check_value(TypeAdapter(kind), value, path)
 
 
 @cache

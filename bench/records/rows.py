@@ -83,11 +83,8 @@ class AttackEntry:
     def to_json_value(self) -> dict[str, Any]:
         """As a row in JSON holds it: every metric by its name, null without a figure."""
         flat: dict[str, Any] = {}
-        for name in (f.name for f in fields(self)):
-            if name == "scores":
-                flat |= {m: self.scores.get(m) for m in METRICS}
-            else:
-                flat[name] = getattr(self, name)
+        for name, value in vars(self).items():
+            flat |= {m: value.get(m) for m in METRICS} if name == "scores" else {name: value}
         return flat
 
 

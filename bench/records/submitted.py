@@ -4,12 +4,12 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from bench.errors import UserError, problem
+from bench.errors import UserError
 from bench.files import sha256
 from bench.names import FileName, count_of
-from bench.records.files import ARCHIVE, read_json
+from bench.records.files import ARCHIVE, check_value, read_json
 from bench.records.run import RUN_FILES
 
 SCHEMA = 1
@@ -90,10 +90,7 @@ def read_file(path: Path) -> Any:
 
 
 def _read(path: Path, model: type[M]) -> M:
-    try:
-        return model.model_validate(read_file(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: {problem(error)}") from error
+    return check_value(TypeAdapter(model), read_file(path), path)
 
 
 def is_submission(folder: Path) -> bool:

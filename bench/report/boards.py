@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -227,12 +227,9 @@ def _page_columns(
         protocol, _, rest = title.partition(f" · {row.data} · {row.model} · ")
         return Shown(text=f"{row.data} · {row.model}", beside=f"{protocol.split()[0]} · {rest}")
 
-    def multiple(name: str) -> Callable[[Row], Shown]:
-        def show(row: Row) -> Shown:
-            value = verdicts[id(row)].costs[name]
-            return Shown(text=times(value), value="" if value is None else f"{value:.6g}")
-
-        return show
+    def multiple(name: str, row: Row) -> Shown:
+        value = verdicts[id(row)].costs[name]
+        return Shown(text=times(value), value="" if value is None else f"{value:.6g}")
 
     def worth(row: Row) -> Shown:
         value = "" if row.eps_record is None else f"{row.eps_record:g}"
@@ -241,24 +238,21 @@ def _page_columns(
         beside = "" if claimed == "–" else f"claimed {claimed}{refuted}"
         return Shown(text=epsilon_words(row.eps_record), value=value, beside=beside)
 
-    def paper(field: str) -> Callable[[Row], Shown]:
-        def show(row: Row) -> Shown:
-            known = (papers[part] for part in row.defense.split("+") if part in papers)
-            value = str(getattr(next(known, None), field, None) or "")
-            return Shown(text=value or "–", value=value)
-
-        return show
+    def paper(field: str, row: Row) -> Shown:
+        known = (papers[part] for part in row.defense.split("+") if part in papers)
+        value = str(getattr(next(known, None), field, None) or "")
+        return Shown(text=value or "–", value=value)
 
     return [
         replace(LEAKAGE, shown=signed),
         Column(name="task", note="task", shown=task),
         Column(name="epsilon", note="proven", shown=worth),
-        *(Column(name=c.title, note=c.title, shown=multiple(name)) for name, c in COSTS.items()),
+        *(Column(name=c.title, note=c.title, shown=partial(multiple, n)) for n, c in COSTS.items()),
         Column(name="suite", shown=lambda row: Shown(text=row.suite)),
-        Column(name="status", note="status", shown=paper("status")),
-        Column(name="paper", shown=paper("short")),
-        Column(name="venue", shown=paper("venue")),
-        Column(name="year", shown=paper("year")),
+        Column(name="status", note="status", shown=partial(paper, "status")),
+        Column(name="paper", shown=partial(paper, "short")),
+        Column(name="venue", shown=partial(paper, "venue")),
+        Column(name="year", shown=partial(paper, "year")),
     ]
 
 

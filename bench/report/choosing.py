@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bench.errors import UserError
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.records import Cell
 
 _PREFIX = re.compile(r"[0-9a-f]{4,24}")
@@ -30,10 +30,9 @@ def find(cells: Sequence[Cell], text: str) -> Cell:
         if matches:
             raise UserError(f"'{text}' begins several keys: {_list_cells(matches)}.")
     words = [w.strip() for w in text.split("/") if w.strip()]
-    known = {w for c in cells for w in c.words}
+    known = sorted({w for c in cells for w in c.words})
     for word in words:
-        if word not in known:
-            raise UserError(did_you_mean("cell or part of a cell's name", word, sorted(known)))
+        check_known("cell or part of a cell's name", word, known)
     matches = [c for c in cells if all(w in c.words for w in words)]
     if len(matches) == 1:
         return matches[0]
@@ -55,9 +54,8 @@ _FILTERS = ("protocol", "dataset", "model", "defense", "checkpoint")
 
 def check_wanted(name: str, value: Any, known: Iterable[Any]) -> None:
     """Raise UserError if a filter's value occurs nowhere, with the values that occur."""
-    values = {str(k) for k in known}
-    if value is not None and str(value) not in values:
-        raise UserError(did_you_mean(name, str(value), sorted(values)))
+    if value is not None:
+        check_known(name, str(value), sorted({str(k) for k in known}))
 
 
 def with_values(items: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]:

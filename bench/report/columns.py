@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak
@@ -197,20 +198,17 @@ def is_refuted(row: Row) -> bool:
     return audit is not None and "violated" in (audit.verdict_claim, audit.verdict_proof)
 
 
-def _attack(name: str, metric: str) -> Callable[[Row], Shown]:
-    def show(row: Row) -> Shown:
-        entry = row.attacks.get(name)
-        if entry is None:
-            return NOTHING
-        if metric in entry.scores:
-            return _score(entry, metric)
-        if entry.status == "done":  # it answers with something else
-            return NOTHING
-        style = "none" if entry.status in ("not_applicable", "pending") else "bad"
-        status = "n/a" if entry.status == "not_applicable" else entry.status
-        return Shown(text=status, style=style, reason=str(entry.reason))
-
-    return show
+def _attack(name: str, metric: str, row: Row) -> Shown:
+    entry = row.attacks.get(name)
+    if entry is None:
+        return NOTHING
+    if metric in entry.scores:
+        return _score(entry, metric)
+    if entry.status == "done":  # it answers with something else
+        return NOTHING
+    style = "none" if entry.status in ("not_applicable", "pending") else "bad"
+    status = "n/a" if entry.status == "not_applicable" else entry.status
+    return Shown(text=status, style=style, reason=str(entry.reason))
 
 
 def _score(entry: AttackEntry, metric: str) -> Shown:
@@ -247,21 +245,17 @@ def shade(leaked: float) -> str:
     return f"h{step}" if step > 0 else ""
 
 
-def _floor(metrics: Mapping[str, str]) -> Callable[[Row], Shown]:
+def _floor(metrics: Mapping[str, str], row: Row) -> Shown:
     """metrics: of the attacks whose floors are shown."""
-
-    def show(row: Row) -> Shown:
-        texts = _floor_texts(row, metrics)
-        if not texts:
-            return NOTHING
-        (first, text), *others = texts.items()
-        return Shown(
-            text=("" if first == "ssim" else f"{METRICS[first].title} ") + text,
-            beside=", ".join(f"{METRICS[m].title} {t}" for m, t in others),
-            value=text.split("/")[0],
-        )
-
-    return show
+    texts = _floor_texts(row, metrics)
+    if not texts:
+        return NOTHING
+    (first, text), *others = texts.items()
+    return Shown(
+        text=("" if first == "ssim" else f"{METRICS[first].title} ") + text,
+        beside=", ".join(f"{METRICS[m].title} {t}" for m, t in others),
+        value=text.split("/")[0],
+    )
 
 
 def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
@@ -276,23 +270,19 @@ def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
     return texts
 
 
-def _case(name: str) -> Callable[[Row], Shown]:
-    """Return the reader of a worst case. name: `choice` or `worst`."""
-
-    def read(row: Row) -> Shown:
-        case: WorstCase | None = getattr(row, name)
-        if not case:
-            return NOTHING
-        figure = show_interval(case.interval, case.metric)
-        label = "" if case.metric == "ssim" else f"{METRICS[case.metric].title} "
-        return replace(
-            figure,
-            text=label + figure.text,
-            beside=case.attack,
-            style=_shade(row.attacks[case.attack], case.interval, case.metric),
-        )
-
-    return read
+def _case(name: str, row: Row) -> Shown:
+    """A worst case. name: `choice` or `worst`."""
+    case: WorstCase | None = getattr(row, name)
+    if not case:
+        return NOTHING
+    figure = show_interval(case.interval, case.metric)
+    label = "" if case.metric == "ssim" else f"{METRICS[case.metric].title} "
+    return replace(
+        figure,
+        text=label + figure.text,
+        beside=case.attack,
+        style=_shade(row.attacks[case.attack], case.interval, case.metric),
+    )
 
 
 def _format_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Shown:
@@ -336,8 +326,13 @@ _COLUMNS = (
         shown=_show_recognised,
         needs=lambda row: row.leaks and row.leaks.recognised,
     ),
-    Column(name="selected", note="choice", shown=_case("choice"), needs=lambda row: row.choice),
-    Column(name="upper bound", note="bound", shown=_case("worst")),
+    Column(
+        name="selected",
+        note="choice",
+        shown=partial(_case, "choice"),
+        needs=lambda row: row.choice,
+    ),
+    Column(name="upper bound", note="bound", shown=partial(_case, "worst")),
     Column(
         name="membership",
         note="membership",
@@ -381,7 +376,7 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
     return [
         *(column for column in _COLUMNS if any(map(column.needs, rows))),
-        Column(name="floor", note="floor", shown=_floor(metrics)),
+        Column(name="floor", note="floor", shown=partial(_floor, metrics)),
         *(_attack_column(rows, name, metric) for name, metric in metrics.items()),
         _FLAGS,
     ]
@@ -395,6 +390,6 @@ def _attack_column(rows: Sequence[Row], name: str, metric: str) -> Column:
         title=name,
         detail=f"{title}, a floor" if is_floor else title,
         note=metric,
-        shown=_attack(name, metric),
+        shown=partial(_attack, name, metric),
         attack=name,
     )

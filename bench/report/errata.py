@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
-from bench.errors import UserError
-from bench.files import read_bytes
 from bench.protocols.settings import STRICT
 from bench.records import Flag, FlagCode, Row
-from bench.records.files import check_value
+from bench.records.files import read_toml
 
 ERRATA = "errata.toml"
 
@@ -61,11 +58,7 @@ def with_errata(rows: Iterable[Row], folder: Path) -> list[Row]:
     place = folder / ERRATA
     if not place.is_file():
         return list(rows)
-    try:
-        value = tomllib.loads(read_bytes(place).decode())
-    except ValueError as error:
-        raise UserError(f"{place} is no readable TOML ({error}).") from error
-    listed = check_value(TypeAdapter(Errata), value, place).rows
+    listed = read_toml(place, Errata).rows
     return [
         replace(row, flags=(*row.flags, *(e.flag for e in listed if e.concerns(row))))
         for row in rows

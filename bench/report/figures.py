@@ -12,9 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.errors import UserError
 from bench.files import no_link
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.records import Row
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
@@ -100,8 +99,7 @@ def write_figures(
         UserError: For an unknown format or figure.
     """
     for name in more:
-        if name not in CHOICES:
-            raise UserError(did_you_mean("figure", name, list(CHOICES)))
+        check_known("figure", name, CHOICES)
     place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()

@@ -38,11 +38,11 @@ def mean_and_ends(name: str, value: Interval | None) -> dict[str, float | None]:
     return dict(zip((name, f"{name}_lo", f"{name}_hi"), ends, strict=True))
 
 
-def _frame(lines: Sequence[Any], **settings: Any) -> DataFrame:
+def _frame(lines: Iterable[Any], **settings: Any) -> DataFrame:
     """Return lines as a frame. pandas is imported only where one is made."""
     from pandas import DataFrame
 
-    return DataFrame(lines, **settings)
+    return DataFrame(list(lines), **settings)
 
 
 def _named(thing: Any, *names: str) -> dict[str, Any]:
@@ -132,23 +132,22 @@ def csv_of(lines: Sequence[Mapping[Any, Any]]) -> str:
 def leaderboard(rows: Sequence[Row]) -> DataFrame:
     """One line per row, flat: all of `figures_of`, then each attack's means as ATTACK_METRIC;
     intervals end in _lo, _hi."""
-    lines = []
-    for row in rows:
-        scores = [(n, m, s) for n, e in row.attacks.items() for m, s in e.scores.items()]
-        lines.append(figures_of(row) | {f"{n}_{m}": score.mean for n, m, score in scores})
-    return _frame(lines)
+    return _frame(
+        figures_of(row)
+        | {f"{n}_{m}": s.mean for n, e in row.attacks.items() for m, s in e.scores.items()}
+        for row in rows
+    )
 
 
 def overview(rows: Sequence[Row], loss: float) -> DataFrame:
     """Return one line per defense and table: the least leaky setting within the accuracy drop, its
     leakage and its costs; where there is none, why."""
-    lines = [
+    return _frame(
         _verdict_line(line.defense, head, verdict)
         for summary in overviews.by_protocol(rows, loss)
         for line in summary.lines
         for head, verdict in zip(summary.heads, line.verdicts, strict=True)
-    ]
-    return _frame(lines)
+    )
 
 
 def best(rows: Sequence[Row], loss: float) -> DataFrame:
@@ -188,7 +187,7 @@ def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
     of attacks that apply to no row."""
     columns = board_columns(rows, whole=whole)
-    lines = [[column.shown(row) for column in columns] for row in rows]
+    lines = ([column.shown(row) for column in columns] for row in rows)
     return _frame(lines, columns=columns, dtype=object)
 
 
@@ -238,12 +237,11 @@ def overview_texts(
 
 def attacks(rows: Sequence[Row]) -> DataFrame:
     """One line per row and attack: every metric with interval and floors, status and reason."""
-    lines = [
+    return _frame(
         _named(row, *_SAME) | {"attack": name} | _entry_figures(entry)
         for row in rows
         for name, entry in row.attacks.items()
-    ]
-    return _frame(lines)
+    )
 
 
 def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
@@ -259,10 +257,9 @@ def victims(store: Store, cells: Iterable[Cell]) -> DataFrame:
             line = {**same, "victim": victim}
             line |= {k: v[victim] for k, v in record.values.items()}
             line |= {
-                f"{k.removesuffix(FLOOR_SUFFIX)}_floor"
-                f"{FLOOR_SUFFIX if k.endswith(FLOOR_SUFFIX) else ''}": v[victim]
+                f"{metric}_floor{k.removeprefix(metric)}": v[victim]
                 for k, v in record.floors.items()
-                if k.removesuffix(FLOOR_SUFFIX) in record.values
+                if (metric := k.removesuffix(FLOOR_SUFFIX)) in record.values
             }
             if record.judged is not None:
                 line["judged"] = record.judged[victim]

@@ -165,13 +165,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"breakable": _breakable, "coded": _mark_code, "short": short}
-    templates.filters |= {
-        "chip": explain.chip,
-        "sentence": explain.sentence,
-        "work": work,
-        "idle": idle,
-    }
+    named = (short, explain.chip, explain.sentence, work, idle)
+    templates.filters |= {function.__name__: function for function in named}
+    templates.filters |= {"breakable": _breakable, "coded": _mark_code}
     templates.filters |= {"filters": filter_values, "row_id": lambda row: row_id(row)[:ID]}
     return templates
 

@@ -395,25 +395,24 @@ def explain_signs(
         loss: The limit of the accuracy drop, in words.
         hidden: Columns that are not shown, of recognised and membership.
     """
-    signs, lines = {sign for v in verdicts for sign in v.signs}, list[str]()
-    if "recognised" not in hidden and any(v.recognised != "–" for v in verdicts):
-        lines.append(explain.OVERVIEW["recognised"])
-    if "membership" not in hidden and any(v.row and v.row.membership for v in verdicts):
-        lines.append(explain.LEGEND["membership"])
-    lines += [f"{sign} {text}" for sign, text in LEGEND.items() if sign in signs]
-    if doubts := list(dict.fromkeys(why for v in verdicts for why in v.doubts)):
-        lines.append(f"? may leak more: {'; '.join(doubts)}.")
-    if OVER in signs:
-        lines.append(f"{OVER} the interval of its accuracy drop crosses {loss}.")
-    if is_disputed(v.row for v in verdicts):
-        lines.append(f"{DAGGER} not the paper's own method (see the row).")
+    signs = {sign for v in verdicts for sign in v.signs}
+    doubts = list(dict.fromkeys(why for v in verdicts for why in v.doubts))
     words = {v.why.removesuffix(DAGGER) for v in verdicts}
-    lines += [f"{word}: {text}" for word, text in explain.NO_LEAKAGE.items() if word in words]
-    if any(word.startswith("−") for word in words):
-        lines.append(explain.OVERVIEW["points"])
-    if any_one_seed(v.row for v in verdicts):
-        lines.append(explain.LEGEND["seeds"])
-    return lines
+    rows = [v.row for v in verdicts if v.row]
+    occurs = {
+        explain.OVERVIEW["recognised"]: "recognised" not in hidden
+        and any(v.recognised != "–" for v in verdicts),
+        explain.LEGEND["membership"]: "membership" not in hidden
+        and any(row.membership for row in rows),
+        **{f"{sign} {text}": sign in signs for sign, text in LEGEND.items()},
+        f"? may leak more: {'; '.join(doubts)}.": bool(doubts),
+        f"{OVER} the interval of its accuracy drop crosses {loss}.": OVER in signs,
+        f"{DAGGER} not the paper's own method (see the row).": is_disputed(rows),
+        **{f"{word}: {text}": word in words for word, text in explain.NO_LEAKAGE.items()},
+        explain.OVERVIEW["points"]: any(word.startswith("−") for word in words),
+        explain.LEGEND["seeds"]: any_one_seed(rows),
+    }
+    return [line for line, holds in occurs.items() if holds]
 
 
 def any_one_seed(rows: Iterable[Row | None]) -> bool:

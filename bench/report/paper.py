@@ -23,7 +23,7 @@ from matplotlib.ticker import StrMethodFormatter
 from bench.errors import UserError
 from bench.harness.store import write_whole
 from bench.metrics.intervals import Interval
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.records import Row
 from bench.report.verdicts import UNDEFENDED
 
@@ -149,8 +149,7 @@ def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes
 
 def check_format(name: str) -> None:
     """Raise UserError for a format that figures are not written in."""
-    if name not in FORMATS:
-        raise UserError(did_you_mean("figure format", name, list(FORMATS)))
+    check_known("figure format", name, FORMATS)
 
 
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
@@ -163,16 +162,12 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     for name in formats:
         check_format(name)
         path = stem.with_name(f"{stem.name}.{name}")
-        write_whole(path, _draw(figure, name))
+        buffer = io.BytesIO()
+        # Without the time and program that drew it.
+        figure.savefig(buffer, format=name, metadata=dict.fromkeys(FORMATS[name]))
+        write_whole(path, buffer.getvalue())
         paths.append(path)
     return paths
-
-
-def _draw(figure: Figure, name: str) -> bytes:
-    """Return the figure in a format, without the time and program that drew it."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=name, metadata=dict.fromkeys(FORMATS[name]))
-    return buffer.getvalue()
 
 
 def image_of(figure: Figure, title: str) -> str:

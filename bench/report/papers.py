@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,16 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
 import bench
 from bench import data
-from bench.errors import UserError
 from bench.extensions import BrokenImport
-from bench.files import read_bytes
 from bench.names import DATASETS, GROUPS, PluginKind
 from bench.records import Row, Run
-from bench.records.files import check_value
+from bench.records.files import read_toml
 from bench.registry import discover, snake_case
 from bench.report.escaping import latex
 
@@ -99,16 +96,7 @@ def read_papers(place: Path) -> dict[str, Publication]:
 
 @cache  # a page asks for every defense of the same file
 def _parse(place: Path, changed: int) -> dict[str, Publication]:
-    try:
-        value = tomllib.loads(read_bytes(place).decode())
-    except ValueError as error:
-        raise UserError(f"{place} is no readable TOML ({error}).") from error
-    return check_value(_adapter(), value, place)
-
-
-@cache
-def _adapter() -> TypeAdapter[dict[str, Publication]]:
-    return TypeAdapter(dict[str, Publication])
+    return read_toml(place, dict[str, Publication])
 
 
 def papers_of(kind: PluginKind, names: Iterable[str]) -> dict[str, Publication]:

@@ -10,7 +10,7 @@ from string import Template
 
 from bench.errors import UserError
 from bench.harness.store import write_whole
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.registry import GROUPS, snake_case
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*")
@@ -21,8 +21,7 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
 
     Raises UserError for another kind, a name that cannot be a plugin's, and files that exist.
     """
-    if kind not in GROUPS:
-        raise UserError(did_you_mean("kind of plugin", kind, list(GROUPS)))
+    check_known("kind of plugin", kind, GROUPS)
     _check_name(name)
     class_name = "".join(word.capitalize() for word in name.split("_"))
     if snake_case(class_name) != name:
