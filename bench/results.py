@@ -63,8 +63,7 @@ def run(
     """
     chosen_suite = _suite(suite, overrides)
     if model is not None:
-        name = models.hand(model)
-        own = {"model": name, "model_settings": {}}
+        own = {"model": models.hand(model), "model_settings": {}}
         tasks = [task.model_copy(update=own) for task in chosen_suite.tasks]
         chosen_suite = chosen_suite.model_copy(update={"tasks": tasks})
         jobs = 0 if jobs is None else jobs
@@ -210,8 +209,7 @@ class Results:
         """Accuracy against leakage of one table; checkpoint: by default the last."""
         from bench.report import plots
 
-        table = self._table(**only)
-        return plots.pareto(table, among=self._files.rows, width=width)
+        return plots.pareto(self._table(**only), among=self._files.rows, width=width)
 
     def plot_course(
         self, what: str = "accuracy", *, width: str = "column", **only: str | None

@@ -269,18 +269,15 @@ def _leakage(leak: float | None, *, known: bool) -> str:
     return "not attacked" if leak < _ATTACKED else f"≥ {leak:.2f}"
 
 
-def _privacy(view: Captured) -> list[str]:
-    """Return the ledger's sentences on the run so far."""
+def _privacy(view: Captured) -> Iterator[str]:
+    """Yield the ledger's sentences on the run so far."""
     privacy = view.about.get("privacy")
     if privacy is None:
-        return []
-    claimed = privacy["eps_claimed"]
-    lines = [
+        return
+    yield (
         f"Proven for replacing a record: epsilon {float(privacy['eps_record']):.4g} at delta "
         f"{privacy['delta']:g}."
-    ]
-    if claimed is not None:
-        lines.append(
-            f"By the library's accountant: epsilon {float(claimed):.3g} per {privacy['unit']}."
-        )
-    return [*lines, *privacy["reasons"]]
+    )
+    if (claimed := privacy["eps_claimed"]) is not None:
+        yield f"By the library's accountant: epsilon {float(claimed):.3g} per {privacy['unit']}."
+    yield from privacy["reasons"]

@@ -134,8 +134,7 @@ def _settings(cls: Any) -> str:
     """The settings of a plugin's constructor, as name or name=default."""
     import inspect
 
-    parameters = inspect.signature(cls).parameters.values()
-    own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    own = [p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in own)
 
 

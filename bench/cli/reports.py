@@ -202,8 +202,7 @@ def publish(
         if details:
             _print(terminal.boards(rows), terminal.legend(rows))
         else:
-            hint = f"Every row and attack: leakbench report {folder} --details"
-            say(hint, style="dim")
+            say(f"Every row and attack: leakbench report {folder} --details", style="dim")
     if show:
         for sentence in files.missing:
             say(sentence, style="yellow")

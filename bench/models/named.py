@@ -20,7 +20,7 @@ from bench.errors import UserError
 from bench.extensions import BrokenImport, list_installed, load_entry_point, load_file, origin_of
 from bench.foreign import contain, in_one_line
 from bench.models.network import Shape
-from bench.names import MODELS, did_you_mean
+from bench.names import MODELS, check_known, did_you_mean
 
 Make = Callable[[], nn.Module]
 LIBRARIES = ("torchvision", "timm")
@@ -236,8 +236,7 @@ def _library_maker(
         from torchvision import models
 
         known = models.list_models(module=models)
-        if name not in known:
-            raise UserError(did_you_mean("model of torchvision", name, known))
+        check_known("model of torchvision", name, known)
         if len(shape) != 3 or shape[0] != 3:
             raise UserError(
                 f"model torchvision:{name} takes images of 3 channels, got samples of shape "

@@ -95,15 +95,18 @@ def _sound(value: Any) -> Any:
     return value
 
 
-def check_value(
-    adapter: TypeAdapter[T], value: Any, place: Path | str, *, context: Any = None
-) -> T:
-    """A value of `read_json` as the adapter's type; `context` is for its validators.
+@cache
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def check_value(kind: type[T], value: Any, place: Path | str, *, context: Any = None) -> T:
+    """A value of `read_json` as a type; `context` is for its validators.
 
     Raises UserError naming the place and the first thing that is wrong there.
     """
     try:
-        return adapter.validate_python(value, context=context)
+        return _adapter_of(kind).validate_python(value, context=context)  # type: ignore[arg-type]
     except ValidationError as error:
         raise UserError(f"{place}: {problem(error)}") from error
     except (OverflowError, RecursionError) as error:
@@ -116,12 +119,7 @@ def read_toml(path: Path, kind: type[T]) -> T:
         value = tomllib.loads(read_bytes(path).decode())
     except ValueError as error:
         raise UserError(f"{path} is no readable TOML ({error}).") from error
-    return check_value(TypeAdapter(kind), value, path)
-
-
-@cache
-def _adapter(kind: Kind, done: bool) -> TypeAdapter[Any]:
-    return TypeAdapter((TrainRecord if kind == "train" else AttackRecord) if done else NoResult)
+    return check_value(kind, value, path)
 
 
 @overload
@@ -143,8 +141,9 @@ def outcome_of_json(value: Any, kind: Kind, place: Path | str) -> TrainOutcome |
     none."""
     if not isinstance(value, dict) or "status" not in value:
         raise UserError(f"{place} is no record of leakbench.")
-    adapter: TypeAdapter[TrainOutcome | AttackOutcome] = _adapter(kind, value["status"] == "done")
-    return check_value(adapter, value, place, context=RECORDED)
+    done: Any = TrainRecord if kind == "train" else AttackRecord
+    made = done if value["status"] == "done" else NoResult
+    return check_value(made, value, place, context=RECORDED)
 
 
 def check_kept(folder: Path, record: Record, begins: str = "") -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from bench.errors import UserError
 from bench.protocols.settings import RECORDED, Checkpoint
@@ -163,11 +162,6 @@ class RunFile(RunFacts):
     schema: Literal[1] = SCHEMA
 
 
-@cache
-def _adapter() -> TypeAdapter[RunFile]:
-    return TypeAdapter(RunFile)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run(RunFacts):
     """A run of a suite, of a part of one, or of parts that were merged: its trainings, with keys,
@@ -223,7 +217,7 @@ class Run(RunFacts):
         """
         if isinstance(value, dict) and not {"suite", "trainings"} <= value.keys():
             raise UserError(f"{place} must hold a suite and its trainings.")
-        file = check_value(_adapter(), value, place, context=RECORDED)
+        file = check_value(RunFile, value, place, context=RECORDED)
         return cls(trainings=_drop_repeats(_plan_trainings(file, place), place), **file.facts())
 
     def to_json_value(self) -> dict[str, Any]:

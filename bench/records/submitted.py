@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from bench.errors import UserError
 from bench.files import sha256
@@ -90,7 +90,7 @@ def read_file(path: Path) -> Any:
 
 
 def _read(path: Path, model: type[M]) -> M:
-    return check_value(TypeAdapter(model), read_file(path), path)
+    return check_value(model, read_file(path), path)
 
 
 def is_submission(folder: Path) -> bool:

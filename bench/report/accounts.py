@@ -80,8 +80,7 @@ def account_of(defense: Defense, facts: Facts, *, name: str) -> Account:
             raise
         except ValueError as error:  # by which a plugin may refuse facts, and is a bug elsewhere
             raise UserError(f"{name} has no ledger at these facts: {error}") from error
-    entry = account(defense, facts)
-    return Account(defense=defense, facts=facts, entry=entry)
+    return Account(defense=defense, facts=facts, entry=account(defense, facts))
 
 
 def accounts_over(
@@ -113,8 +112,7 @@ def accounts_over(
             room, name = where[key]
             rooms[room][name] = value
         built = registry.defense(defense, rooms["settings"])
-        known = check_facts(rooms["facts"])
-        account = account_of(built, known, name=defense)
+        account = account_of(built, check_facts(rooms["facts"]), name=defense)
         accounts.append(replace(account, place=dict(zip(over, place, strict=True))))
     return accounts
 

@@ -103,21 +103,18 @@ def render(template: str, board: Board, *, shared: str | None = None, **values: 
     over = explain.interval_words([line.row for line in board.lines]) or "95 % interval"
     notes = {cost.title: cost.note for cost in COSTS.values()} | dict(explain.COLUMNS)
     texts = {k: t.replace("95 % interval", over) for k, t in notes.items()}
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            policy=policy(style, _FIRST, script),
-            style=style and Markup(style),
-            first=Markup(_FIRST),
-            script=script and Markup(script),
-            shared=shared,
-            board=board,
-            texts=texts,
-            notes=_json({"columns": texts, "reasons": list(board.reasons)}),
-            over=over,
-            **{"made_by": bench.__version__} | values,
-        )
+    found = environment().get_template(template)
+    return found.render(
+        policy=policy(style, _FIRST, script),
+        style=style and Markup(style),
+        first=Markup(_FIRST),
+        script=script and Markup(script),
+        shared=shared,
+        board=board,
+        texts=texts,
+        notes=_json({"columns": texts, "reasons": list(board.reasons)}),
+        over=over,
+        **{"made_by": bench.__version__} | values,
     )
 
 

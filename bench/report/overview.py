@@ -381,8 +381,7 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
     if not verdicts:
         return []
     loss = f"{100 * summaries[0].loss:g} points"
-    lines = [explain.OVERVIEW["leakage"].format(loss=loss)]
-    return lines + explain_signs(verdicts, loss)
+    return [explain.OVERVIEW["leakage"].format(loss=loss), *explain_signs(verdicts, loss)]
 
 
 def explain_signs(

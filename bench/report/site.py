@@ -81,8 +81,7 @@ def collect(source: Path) -> list[Published]:
     Raises UserError if there is none, or one that cannot be read.
     """
     candidates = {path.parent for name in RUN_FILES for path in source.rglob(name)}
-    own = (f for f in candidates if not candidates & set(f.parents))
-    folders = sorted(own)
+    folders = sorted(f for f in candidates if not candidates & set(f.parents))
     if not folders:
         raise UserError(f"{source} holds no result folder of leakbench (no run.json).")
     entries = [Published(folder, source) for folder in folders]

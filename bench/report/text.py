@@ -193,12 +193,10 @@ def _latex_table(
     loss = f"{100 * summary.loss:g} points"
     level = explain.interval_words([v.row for _, v in ran if v.row])
     below = overviews.explain_signs([v for _, v in ran], loss, {*frames.OPTIONAL} - {*frame})
-    whole = (
-        frame.map(latex).rename(columns=latex).to_latex(
-            index=False, escape=False, column_format="l" + "r" * (frame.shape[1] - 1),
-            caption=latex(_CAPTION.format(title=head.title, loss=loss, level=level)),
-            label=f"tab:leakbench-{summary.protocol}-{head.number}",
-        )
+    whole = frame.map(latex).rename(columns=latex).to_latex(
+        index=False, escape=False, column_format="l" + "r" * (frame.shape[1] - 1),
+        caption=latex(_CAPTION.format(title=head.title, loss=loss, level=level)),
+        label=f"tab:leakbench-{summary.protocol}-{head.number}",
     )  # fmt: skip
     legend = "".join(f"\\par\\footnotesize {latex(line)}\n" for line in below)
     return whole.replace("\\end{tabular}\n", f"\\end{{tabular}}\n{legend}")

@@ -34,8 +34,7 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
         if path.exists():
             raise UserError(f"{path} exists already; it is left as it is.")
     words = {"name": name, "class_name": class_name, "title": class_name}
-    texts = {plugin: f"{kind}.py.txt", test: f"test_{kind}.py.txt"}
-    for path, template in texts.items():
+    for path, template in ((plugin, f"{kind}.py.txt"), (test, f"test_{kind}.py.txt")):
         write_whole(path, Template(_read(template)).substitute(words))
     return plugin, test
 
