@@ -259,7 +259,7 @@ def _weight_gradient(layer: Layer, delta: Tensor, problems: int) -> Tensor:
         patches = nn.functional.unfold(
             layer.input, module.kernel_size, padding=module.padding, stride=module.stride
         )
-        each = (patches @ delta.flatten(2).mT).mT
+        each = delta.flatten(2) @ patches.mT
         return each.unflatten(0, (problems, -1)).sum(dim=1).unflatten(2, module.weight.shape[1:])
     if layer.kind == "affine":
         d, a = (t.unflatten(0, (problems, -1)) for t in (delta, layer.input))
