@@ -210,8 +210,7 @@ def test_on_quick_the_upper_bound_loses_less_than_two_hundredths_of_any_victim(
         for cell in Run.read(store.folder).cells:
             record = store.read("attack", cell.key)
             if isinstance(record, AttackRecord):
-                model = cell.job.train.task.model
-                place = (f"{cell.protocol}/{model}/{cell.setting}", cell.checkpoint)
+                place = (f"{cell.protocol}/{cell.model}/{cell.setting}", cell.checkpoint)
                 found.setdefault((*place, cell.threat), {})[cell.attack] = record
         bounds.append({p: select_answers(r, "ssim", by_truth=True) for p, r in found.items()})
     whole, part = bounds

@@ -62,7 +62,7 @@ def export(folder: Path, cell: str, out: Path, env: Environment, view: int = 0) 
     threat = chosen.job.threat
     facts = {
         "cell": chosen.key,
-        "dataset": chosen.job.train.task.dataset,
+        "dataset": chosen.dataset,
         "class_names": list(dataset.class_names),
         "categorical": [list(pair) for pair in dataset.categorical],
         "checkpoint": chosen.checkpoint,

@@ -45,6 +45,14 @@ class Cell:
         return self.job.train.protocol.name
 
     @property
+    def dataset(self) -> str:
+        return self.job.train.task.dataset
+
+    @property
+    def model(self) -> str:
+        return self.job.train.task.model
+
+    @property
     def defense(self) -> str:
         return self.job.train.defense
 
@@ -86,8 +94,7 @@ class Cell:
     @property
     def words(self) -> frozenset[str]:
         """Whatever a reader may call it by."""
-        task = self.job.train.task
-        where = (self.protocol, task.dataset, task.model, self.defense, self.setting)
+        where = (self.protocol, self.dataset, self.model, self.defense, self.setting)
         what = (self.label, self.attack, self.checkpoint, self.threat, f"seed={self.seed}")
         return frozenset(where + what)
 

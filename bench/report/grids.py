@@ -96,7 +96,7 @@ def _words(cell: Cell) -> str:
 
 
 _PARTS: tuple[Callable[[Cell], str], ...] = (
-    lambda c: f"{c.protocol} {c.job.train.task.dataset} {c.job.train.task.model}",
+    lambda c: f"{c.protocol} {c.dataset} {c.model}",
     _words,
     lambda c: c.label,
     lambda c: f"{c.checkpoint} round",
