@@ -28,7 +28,7 @@ from bench.api import (
     Unprotected,
 )
 from bench.toolkit.settings import Limits
-from bench.toolkit.vectors import change_uploads, cut_like, replace_values, uniform_like
+from bench.toolkit.vectors import change_uploads, replace_values, uniform_like
 
 Variant = Literal["printed", "unbiased", "sign_rr"]
 Target = Literal["weights", "gradient"]
@@ -86,15 +86,13 @@ class SPM(Defense):
     target: Target = "weights"
 
     def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        def perturb_values(values: Tensor) -> Tensor:
+            u_sign, u_scale = (uniform_like(values, rng=client.rng["defense"]) for _ in range(2))
+            return perturb(values, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)
+
         def upload(plain: Message) -> Message:
-            values = {n: p.values for n, p in plain.parts.items()}
-            flat = torch.cat([v.flatten() for v in values.values()])
-            # All at once, in the order of the tensors: of each first the signs', then the factors'.
-            drawn = uniform_like(flat.repeat(2), rng=client.rng["defense"])
-            pairs = drawn.split([2 * v.numel() for v in values.values()])
-            u_sign, u_scale = torch.cat([p.view(2, -1) for p in pairs], dim=1)
-            sent = perturb(flat, u_sign, u_scale, epsilon=self.epsilon, variant=self.variant)
-            return replace_values(plain, cut_like(sent, values))
+            values = {n: perturb_values(p.values) for n, p in plain.parts.items()}
+            return replace_values(plain, values)
 
         return change_uploads(messages, self.target, local, upload)
 
