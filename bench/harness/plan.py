@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import UserError
-from bench.names import did_you_mean
+from bench.names import check_known
 from bench.records import AttackJob, TrainJob, attack_job, labels
 from bench.suite import Suite, as_text, check_once, grid
 
@@ -89,8 +89,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     """
     only = {k: as_text(v) for k, v in (only or {}).items()}
     for key in only:
-        if key not in FILTERS:
-            raise UserError(did_you_mean("--only key", key, list(FILTERS)))
+        check_known("--only key", key, FILTERS)
 
     parts = {k: [part.strip() for part in v.split(",")] for k, v in only.items()}
     for key, values in parts.items():
@@ -99,8 +98,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
     for key, value in only.items():
         known = list(dict.fromkeys(map(str, FILTERS[key](suite))))
         for part in [] if value in known else parts[key]:
-            if part not in known:
-                raise UserError(did_you_mean(key, part, known, where=f"suite {suite.name}"))
+            check_known(key, part, known, where=f"suite {suite.name}")
 
     def is_wanted(**values: Any) -> bool:
         return all(str(v) in choices.get(k, (str(v),)) for k, v in values.items())

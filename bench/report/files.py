@@ -159,7 +159,6 @@ class Files:
         `text`."""
         paths = [out / FILES[name] for name in formats]
         for path, name in zip(paths, formats, strict=True):
-            write_whole(
-                path, self.text(name, loss, columns)
-            )  # in place of a link, never through it
+            # In place of a link, never through it.
+            write_whole(path, self.text(name, loss, columns))
         return paths

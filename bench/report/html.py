@@ -103,8 +103,8 @@ def render(template: str, board: Board, *, shared: str | None = None, **values: 
     over = explain.interval_words([line.row for line in board.lines]) or "95 % interval"
     notes = {cost.title: cost.note for cost in COSTS.values()} | dict(explain.COLUMNS)
     texts = {k: t.replace("95 % interval", over) for k, t in notes.items()}
-    found = environment().get_template(template)
-    return found.render(
+    layout = environment().get_template(template)
+    return layout.render(
         policy=policy(style, _FIRST, script),
         style=style and Markup(style),
         first=Markup(_FIRST),
