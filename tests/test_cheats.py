@@ -382,6 +382,25 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
         assert torch.cosine_similarity(true, read, dim=0) > least
 
 
+def test_of_a_long_training_drawn_rounds_are_checked_to_its_end() -> None:
+    """Each draw is followed by that client's next upload, with whose noise it is compared."""
+    ids = [str(n) for n in range(10)]
+    draw = torch.Generator().manual_seed(5)
+    parts = [[ids[i] for i in torch.randperm(10, generator=draw)[:3]] for _ in range(800)]
+    check = MessageCheck(Noisy(), 3, 4, (), rounds=800)
+    watched = [check.choose_watched(part) for part in parts]
+    assert 60 < sum(map(len, watched)) < 180
+    quarters = [sum(map(len, watched[n : n + 200])) for n in range(0, 800, 200)]
+    assert min(quarters) > 15
+    others = MessageCheck(Noisy(), 4, 4, (), rounds=800)
+    assert watched != [others.choose_watched(part) for part in parts]  # not to be guessed
+    first = next(n for n, w in enumerate(watched) if w)
+    (client,) = watched[first]
+    again = next(n for n in range(first + 1, 800) if client in parts[n])
+    between = [n for n in range(first + 1, again) if watched[n]]
+    assert between or watched[again] == [client]
+
+
 class TwoOrNone(Noisy):
     """Declared noise on two uploads of some clients, and no upload of another."""
 

@@ -2,7 +2,7 @@
 
 What each round's clients trained is known here, and what they sent: it is held against what the
 declared mechanisms sample, with the tests of `leakbench check`, an honest defense failing any with
-a chance of one in a million; and the noise of one round against that of the round before. No test
+a chance of one in a million; and a client's noise of one round against that of its next. No test
 is made of mechanisms that follow from a client's memory, that lie one on another, or that act
 before the upload. A round that is attacked is also held against the others: whether its clients
 sent as much, and trained as much, and whether one sample is trained on as a batch of its copies is.
@@ -36,6 +36,8 @@ _Z_ROUNDS = 6.0
 million."""
 _LESS, _LITTLE = 0.5, 0.1
 """Of what clients send, and train, in any round that is not attacked."""
+_ROUNDS = 60
+"""Rounds of a longer training that are drawn to be checked, beside those that follow them."""
 Where = Literal["training", "recorded", "of its own"]
 """A round: of the training, of the training and attacked, or played only to be attacked."""
 
@@ -48,12 +50,13 @@ class MessageCheck:
         seed: Of the run; who is watched is drawn from it.
         batch: Samples of a step of the training.
         clients: Those of the run at its beginning.
+        rounds: Of the training.
     """
 
     def __init__(
-        self, defense: Defense, seed: int, batch: int, clients: Sequence[Client] = ()
+        self, defense: Defense, seed: int, batch: int, clients: Sequence[Client], rounds: int = 1
     ) -> None:
-        self.defense, self.batch = defense, batch
+        self.defense, self.batch, self.share = defense, batch, _ROUNDS / rounds
         self.samples = {c.id: _fingerprint(c) for c in clients}
         self.rng = generator(seed, "declared")
         self.again = ""
@@ -62,11 +65,13 @@ class MessageCheck:
         self.rounds: list[tuple[Where, float, float]] = []
 
     def choose_watched(self, sampled: Sequence[str]) -> list[str]:
-        """The client of the next round whose upload is to be kept, if any: each is drawn, and kept
-        for a second round, so that the noise of two rounds can be compared."""
-        again, self.again = self.again, ""
-        if again in sampled:
+        """The client of the next round whose upload is to be kept, if any: rounds and clients are
+        drawn, and a client's next upload is kept too, so that the noise of both can be compared."""
+        if self.again in sampled:
+            again, self.again = self.again, ""
             return [again]
+        if self.share < 1 and float(torch.rand((), generator=self.rng)) > self.share:
+            return []
         place = int(torch.randint(max(1, len(sampled)), (1,), generator=self.rng))
         self.again = "".join(sampled[place : place + 1])
         return list(sampled[place : place + 1])
