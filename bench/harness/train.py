@@ -94,8 +94,7 @@ def _train(work: Training) -> outcomes.TrainOutcome:
         device=device,
     )
     observations: dict[str, dict[str, outcomes.Observation]] = {}
-    clients = federation.clients
-    declared = MessageCheck(defense, job.seed, protocol.batch, clients, protocol.rounds)
+    declared = MessageCheck(defense, job.seed, protocol.batch, federation.clients, protocol.rounds)
     recorder = Recorder(work, federation, dataset, declared)
     own = [t for t in job.threats if not t.recorded]
     places = {c: rounds_before(c, protocol.rounds) for c in job.checkpoints if c != TRAINING}

@@ -23,12 +23,11 @@ from bench.contract.messages import UPLOAD_KINDS
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.observe import READ_BY_AGGREGATION, Victims, round_of
 from bench.sandbox.findings import Broken, NotChecked
-from bench.sandbox.noise import TOLERANCE, Pair, checks_of, noise_of, pairs_of_round
+from bench.sandbox.noise import ROUNDING, TOLERANCE, Pair, checks_of, noise_of, pairs_of_round
 from bench.seeding import generator
 
 _VALUES = 20_000
 """Values of a round that are held against what is declared, about."""
-_ROUNDING = 1e-4
 _UNLIKE = 1e-3
 """Relative difference of a sample's gradient from that of its copies that is let pass."""
 _Z_ROUNDS = 6.0
@@ -56,7 +55,7 @@ class MessageCheck:
     def __init__(
         self, defense: Defense, seed: int, batch: int, clients: Sequence[Client], rounds: int = 1
     ) -> None:
-        self.defense, self.batch, self.share = defense, batch, _ROUNDS / rounds
+        self.defense, self.batch, self.times = defense, batch, max(1.0, rounds / _ROUNDS)
         self.samples = {c.id: _fingerprint(c) for c in clients}
         self.rng = generator(seed, "declared")
         self.again = ""
@@ -70,10 +69,9 @@ class MessageCheck:
         if self.again in sampled:
             again, self.again = self.again, ""
             return [again]
-        if self.share < 1 and float(torch.rand((), generator=self.rng)) > self.share:
-            return []
-        place = int(torch.randint(max(1, len(sampled)), (1,), generator=self.rng))
-        self.again = "".join(sampled[place : place + 1])
+        # Of places beyond the clients', as many as leave out enough rounds, nobody is watched.
+        place = int(torch.randint(max(1, int(len(sampled) * self.times)), (1,), generator=self.rng))
+        self.again = "".join(sampled[place : place + 1]) or self.again
         return list(sampled[place : place + 1])
 
     def check_round(self, federation: Federation, result: RoundResult, where: Where) -> None:
@@ -199,6 +197,6 @@ def _find_change(mechanisms: Sequence[Mechanism], pairs: Sequence[Pair]) -> Iter
                 continue
             given, there = pair.given[name].values, part.presence()
             moved = (part.values - given)[there].abs().max() if bool(there.any()) else 0.0
-            if float(moved) > _ROUNDING * float(given.abs().max()) + 1e-7:
+            if float(moved) > ROUNDING * float(given.abs().max()) + 1e-7:
                 yield f"'{name}' is changed by up to {float(moved):.4g}, but nothing is declared"
                 return

@@ -30,7 +30,8 @@ TOLERANCE = 0.02
 """Relative error of a noise level that is let pass."""
 _TESTS = 20
 _Z = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2))
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
+"""Relative error that float32 makes."""
 _SEEN_FROM = 50
 """Times the rounding, the std that a test can see."""
 _RARE = 1000
@@ -171,7 +172,7 @@ def _compare_draws(
     centre, sent, draw = (torch.cat(values, dim=-1) for values in zip(*looked_at, strict=True))
     if not len(sent):
         raise NotChecked(f"no {mechanism.of} left a client in the checked rounds")
-    slack = _ROUNDING * float(centre.abs().max()) + 1e-12
+    slack = ROUNDING * float(centre.abs().max()) + 1e-12
     rest, expected = sent - centre, draw - centre
     std = float(expected.std()) if mechanism.random else 0.0
     _level(rest, expected, std=std, slack=slack)
