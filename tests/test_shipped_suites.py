@@ -46,17 +46,19 @@ def reference_plan(reference: suites.Suite) -> Plan:
     return expand(reference, {"seed": 0})
 
 
-def test_they_have_every_defense_every_attack_and_three_seeds(
+def test_they_have_every_defense_and_the_attacks_that_decide(
     full: suites.Suite, reference: suites.Suite, full_plan: Plan, registry: Registry
 ) -> None:
-    later_ones = {"r_gap", "spear", "gdbr", "sme"}  # than the committed run
-    later_defenses = {"dp_fedavg_central", "dp_ftrl", "local_dp"}
-    later_defenses |= {"soteria", "precode", "outpost", "censor", "sparse_vector"}
-    for suite, later in ((full, set()), (reference, later_ones)):
-        missing = set(registry.names("defense")) - {d.name for d in suite.defenses}
-        assert missing == (later_defenses if later else set())
-        assert {a.name for a in suite.attacks} == set(registry.names("attack")) - later
-        assert len(suite.seeds) == 3
+    thousands = {"dp_fedavg_central", "dp_ftrl"}  # of clients: suite user_level
+    special = {"r_gap", "spear", "gdbr", "sme"}
+    labels = {"split_label"}  # which reference's clients send
+    for suite, defenses, attacks in (
+        (full, set(), set()),
+        (reference, thousands, special | labels),
+    ):
+        assert set(registry.names("defense")) - {d.name for d in suite.defenses} == defenses
+        assert set(registry.names("attack")) - {a.name for a in suite.attacks} == attacks
+    assert (len(full.seeds), len(reference.seeds)) == (3, 5)
     assert reference.audit > 0
     assert set(full.checkpoints) == {"init", "final", "training"}
     where = {(j.protocol.name, j.task.dataset) for j in full_plan.trainings}
@@ -81,7 +83,7 @@ def test_every_task_of_reference_has_an_undefended_row(reference_plan: Plan) -> 
     jobs = reference_plan.trainings
     bare = Counter(f"{j.task} {j.protocol}" for j in jobs if j.defense == "none")
     assert bare == Counter({f"{j.task} {j.protocol}" for j in jobs})
-    assert len(bare) == 14
+    assert len(bare) == 8
 
 
 # --- full -----------------------------------------------------------------------------------------
@@ -164,48 +166,34 @@ def test_every_task_of_full_trains_and_is_attacked_undefended(
 # --- reference ----------------------------------------------------------------------------------
 
 
-def test_reference_has_the_networks_that_were_asked_for_under_both_protocols(
-    reference_plan: Plan,
-) -> None:
+def test_reference_has_real_data_at_its_own_size_under_both_protocols(reference_plan: Plan) -> None:
     def networks(protocol: str) -> set[tuple[str, str]]:
         jobs = [j for j in reference_plan.trainings if j.protocol.name == protocol]
         return {(j.task.dataset, j.task.model) for j in jobs}
 
-    split = {
-        ("mnist", "mlp3"),
-        ("mnist", "lenet"),
+    split = {("mnist", "lenet"), ("cifar10", "cnn_selective_shield")}
+    assert networks("splitfed") == split
+    assert networks("fedavg") == split | {
+        ("mnist", "mlp_spm"),
         ("fashion_mnist", "cnn_selective_shield"),
-        ("cifar10", "lenet"),
-        ("cifar10", "vit_small"),
+        ("adult", "logistic"),
         ("adult", "mlp3"),
     }
-    assert networks("splitfed") == split
-    assert networks("fedavg") == split - {("mnist", "mlp3")} | {
-        ("mnist", "mlp_spm"),
-        ("adult", "logistic"),  # which has nowhere to be cut
-    }
-    private = {
-        (j.task.dataset, j.task.model)
-        for j in reference_plan.trainings
-        if j.protocol.name == "splitfed" and j.protocol.labels == "private"
-    }
-    assert private == {("mnist", "lenet")}  # the variant: all papers send labels
+    assert all("size" not in j.task.dataset_settings for j in reference_plan.trainings)
+    assert {j.protocol.labels for j in reference_plan.trainings if j.protocol.cuts} == {"shared"}
 
 
-def test_every_attack_of_reference_sees_one_release_the_whole_run_and_the_trained_work(
+def test_reference_attacks_rounds_of_the_training_first_and_one_sample_second(
     reference: suites.Suite,
 ) -> None:
-    seen = {t.name: (t.rounds, t.work, t.batch) for t in reference.threats}
-    assert seen == {
-        "release": (1, "single", 1),
-        "whole": (3, "single", 1),
-        "as_trained": (1, "as_trained", 1),
-    }
-    several = {"cocktail_party"}  # needs more samples than one, which trained work alone has
-    for threat in reference.threats:
-        names = {a.name for a in reference.attacks if a.threat == threat.name}
-        assert names | several == {a.name for a in reference.attacks}
-        assert (threat.work == "as_trained") == (several <= names)
+    seen = [(t.name, t.work, t.batch) for t in reference.threats]
+    assert seen == [("as_trained", "as_trained", 1), ("single_sample", "single", 1)]
+    assert set(reference.checkpoints) == {"init", "training"}
+    trained, single = (
+        {a.name for a in reference.attacks if (a.threat or "as_trained") == t} for t, *_ in seen
+    )
+    assert trained - single == {"cocktail_party"}  # needs more samples than one
+    assert trained & single == {"prior_only", "ilrg", "analytic", "idlg"}
 
 
 @pytest.mark.slow
