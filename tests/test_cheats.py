@@ -394,11 +394,13 @@ def test_of_a_long_training_drawn_rounds_are_checked_to_its_end() -> None:
     assert min(quarters) > 15
     others = MessageCheck(Noisy(), 4, 4, (), rounds=800)
     assert watched != [others.choose_watched(part) for part in parts]  # not to be guessed
-    first = next(n for n, w in enumerate(watched) if w)
-    (client,) = watched[first]
-    again = next(n for n in range(first + 1, 800) if client in parts[n])
-    between = [n for n in range(first + 1, again) if watched[n]]
-    assert between or watched[again] == [client]
+    awaited = ""
+    for part, drawn in zip(parts, watched, strict=True):
+        if awaited in part:
+            assert drawn == [awaited]
+            awaited = ""
+        elif drawn:
+            (awaited,) = drawn
 
 
 class TwoOrNone(Noisy):
