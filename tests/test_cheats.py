@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
+from bench.contract.mechanisms import TwoPoint
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.protocols.aggregated import read_updates
@@ -22,6 +23,7 @@ from bench.registry import Registry
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.sandbox.declared import MessageCheck
+from bench.sandbox.noise import Pair, checks_of
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
 from tests.test_recorded import AS_TRAINED
@@ -401,6 +403,18 @@ def test_of_a_long_training_drawn_rounds_are_checked_to_its_end() -> None:
             awaited = ""
         elif drawn:
             (awaited,) = drawn
+
+
+def test_values_that_a_bound_cuts_are_no_noise() -> None:
+    """They are rounded to float32 alike, in both classes of a logistic regression."""
+    values = torch.cat([torch.full((14,), 0.05), torch.zeros(94)])
+    given = Part(values=torch.stack([values, -values]))
+    law = TwoPoint(of="update", epsilon=700.0, radius=0.01)
+    flat = given.values.double().flatten()[None]
+    sent = law.sample(flat, torch.Generator().manual_seed(0)).view_as(given.values)
+    pair = Pair(given={"w": given}, sent={"w": Part(values=sent.float())})
+    ((_, check),) = checks_of([law], lambda _: [pair])
+    assert check().startswith("std ")
 
 
 class TwoOrNone(Noisy):

@@ -194,7 +194,7 @@ def _compare_draws(
             views["share of the value"] = sent[some] / whole, draw[:, some] / whole, None, 1e-3
         for what, (left, declared, by, rounding) in views.items():
             if by is not None:
-                check_independence(_standardise(left, declared, by), what)
+                check_independence(_standardise(left, declared, by, slack), what)
             _shape(left, declared, what, rounding)
     return f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}"
 
@@ -220,15 +220,16 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
         raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")
 
 
-def _standardise(left: Tensor, declared: Tensor, by: Tensor) -> Tensor:
-    """`left` without the mean and std that the declared draws have beside values like `by`."""
+def _standardise(left: Tensor, declared: Tensor, by: Tensor, slack: float) -> Tensor:
+    """`left` without the mean and std that the declared draws have beside values like `by`; below
+    `slack` lies rounding."""
     edges = by.quantile(torch.linspace(0, 1, _BINS + 1, dtype=by.dtype)[1:-1]).unique()
     groups = torch.bucketize(by, edges, right=True)
     count = torch.bincount(groups, minlength=len(edges) + 1).clamp_min(1)
     mean = torch.zeros(len(count), dtype=by.dtype).index_add_(0, groups, declared.mean(0)) / count
     away = (declared - mean[groups]).square().mean(0)
     variance = torch.zeros_like(mean).index_add_(0, groups, away) / count
-    return (left - mean[groups]) / variance.clamp_min(1e-30).sqrt()[groups]
+    return (left - mean[groups]) / variance.clamp_min(slack**2).sqrt()[groups]
 
 
 def check_independence(rest: Tensor, what: str) -> None:
