@@ -36,7 +36,7 @@ million."""
 _LESS, _LITTLE = 0.5, 0.1
 """Of what clients send, and train, in any round that is not attacked."""
 _ROUNDS = 60
-"""Rounds of a longer training that are drawn to be checked, beside those that follow them."""
+"""Rounds of a longer training that are drawn to be checked. A drawn client's next upload is too."""
 Where = Literal["training", "recorded", "of its own"]
 """A round: of the training, of the training and attacked, or played only to be attacked."""
 
@@ -55,7 +55,7 @@ class MessageCheck:
     def __init__(
         self, defense: Defense, seed: int, batch: int, clients: Sequence[Client], rounds: int = 1
     ) -> None:
-        self.defense, self.batch, self.times = defense, batch, max(1.0, rounds / _ROUNDS)
+        self.defense, self.batch, self.every = defense, batch, max(1.0, rounds / _ROUNDS)
         self.samples = {c.id: _fingerprint(c) for c in clients}
         self.rng = generator(seed, "declared")
         self.again = ""
@@ -69,8 +69,8 @@ class MessageCheck:
         if self.again in sampled:
             again, self.again = self.again, ""
             return [again]
-        # Of places beyond the clients', as many as leave out enough rounds, nobody is watched.
-        place = int(torch.randint(max(1, int(len(sampled) * self.times)), (1,), generator=self.rng))
+        # Only one round in `every` is drawn: a place beyond the clients' is nobody's.
+        place = int(torch.randint(max(1, int(len(sampled) * self.every)), (1,), generator=self.rng))
         self.again = "".join(sampled[place : place + 1]) or self.again
         return list(sampled[place : place + 1])
 

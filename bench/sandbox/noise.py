@@ -31,7 +31,7 @@ TOLERANCE = 0.02
 _TESTS = 20
 _Z = float(stats.norm.isf(FALSE_ALARM / _TESTS / 2))
 ROUNDING = 1e-4
-"""Relative error that float32 makes."""
+"""Relative error that float32 may make over a round."""
 _SEEN_FROM = 50
 """Times the rounding, the std that a test can see."""
 _RARE = 1000
@@ -221,8 +221,8 @@ def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
 
 
 def _standardise(left: Tensor, declared: Tensor, by: Tensor, slack: float) -> Tensor:
-    """`left` without the mean and std that the declared draws have beside values like `by`; below
-    `slack` lies rounding."""
+    """`left` without the mean and std that the declared draws have beside values like `by`. A std
+    below `slack` is rounding, and counts as `slack`."""
     edges = by.quantile(torch.linspace(0, 1, _BINS + 1, dtype=by.dtype)[1:-1]).unique()
     groups = torch.bucketize(by, edges, right=True)
     count = torch.bincount(groups, minlength=len(edges) + 1).clamp_min(1)
