@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
-from bench.contract.mechanisms import TwoPoint
+from bench.contract.mechanisms import SignPerturbation, TwoPoint
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.protocols.aggregated import read_updates
@@ -23,6 +24,7 @@ from bench.registry import Registry
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.sandbox.declared import MessageCheck
+from bench.sandbox.findings import NotChecked
 from bench.sandbox.noise import Pair, checks_of
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
@@ -415,6 +417,20 @@ def test_values_that_a_bound_cuts_are_no_noise() -> None:
     pair = Pair(given={"w": given}, sent={"w": Part(values=sent.float())})
     ((_, check),) = checks_of([law], lambda _: [pair])
     assert check().startswith("std ")
+
+
+@pytest.mark.parametrize("small", [30, 100])
+def test_an_honest_upload_of_few_large_values_is_not_flagged(small: int) -> None:
+    """Whether a rare flip meets one of them decides the mean and the std."""
+    values = torch.cat([torch.ones(5), torch.full((small,), 0.01)])
+    law = SignPerturbation(of="update", keep=0.995, low=1.0, high=1.0)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        sent = law.sample(values.double()[None], rng)[0].float()
+        pair = Pair(given={"w": Part(values=values)}, sent={"w": Part(values=sent)})
+        ((_, check),) = checks_of([law], lambda _, pair=pair: [pair])
+        with suppress(NotChecked):
+            check()
 
 
 class TwoOrNone(Noisy):

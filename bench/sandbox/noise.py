@@ -175,8 +175,8 @@ def _compare_draws(
     slack = ROUNDING * float(centre.abs().max()) + 1e-12
     rest, expected = sent - centre, draw - centre
     std = float(expected.std()) if mechanism.random else 0.0
-    _level(rest, expected, std=std, slack=slack)
-    if 0 < std <= _SEEN_FROM * slack:
+    _level(rest, expected, std=std, slack=slack, random=mechanism.random)
+    if mechanism.random and std <= _SEEN_FROM * slack:
         size = float(centre.abs().max())
         raise NotChecked(
             f"a std of {std:.4g} cannot be told from rounding beside values of {size:.4g}"
@@ -199,24 +199,28 @@ def _compare_draws(
     return f"std {float(rest.std()):.4g} of {len(rest)} draws, declared {std:.4g}"
 
 
-def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float) -> None:
+def _level(rest: Tensor, expected: Tensor, *, std: float, slack: float, random: bool) -> None:
     """A failure if the residuals' mean or std is not that of the declared draws."""
-    n = len(rest)
-    drawn = float(rest.std()) if n > 1 else 0.0
+    n, mean = len(rest), expected.mean()
+    # About the declared mean: of two values, equally far from it, the spread is then no chance.
+    drawn = float((rest - mean).square().mean().sqrt())
     if std == 0.0:
-        moved = float((rest - expected).abs().max())
-        if moved <= slack:
+        moved = (rest - expected[0]).abs()
+        if int((moved > slack).sum()) < (_OUTLIERS if random else 1):
             return
-        raise Broken(f"it is declared without noise, but values are off by up to {moved:.4g}.")
+        most = float(moved.max())
+        raise Broken(f"it is declared without noise, but values are off by up to {most:.4g}.")
     # Of a law of rare large draws a sample may hold none: then those declared say what chance does.
-    fourth = max(float((v - v.mean()).pow(4).mean()) for v in (rest, expected))
+    fourth = max(float((v - mean).pow(4).mean()) for v in (rest, expected))
     # The declared draws are as many times more, with chance of their own.
     more = math.sqrt(1 + 1 / len(expected))
-    chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * max(drawn, std))
+    spread = max(drawn, std)
+    chance = more * _Z * math.sqrt(max(fourth - drawn**4, 0.0) / n) / (2 * spread)
     if abs(drawn - std) > TOLERANCE * std + chance + slack:
-        raise Broken(f"it is declared with a std of {std:.4g}, but {n} draws have {drawn:.4g}.")
-    bias = abs(float(rest.mean() - expected.mean()))
-    if bias > more * _Z * drawn / math.sqrt(n) + TOLERANCE * std + slack:
+        own = float(rest.std()) if n > 1 else 0.0
+        raise Broken(f"it is declared with a std of {std:.4g}, but {n} draws have {own:.4g}.")
+    bias = abs(float(rest.mean() - mean))
+    if bias > more * _Z * spread / math.sqrt(n) + TOLERANCE * std + slack:
         raise Broken(f"the mean of {n} draws is off by {bias:.4g}.")
 
 
