@@ -103,21 +103,21 @@ def test_each_protocol_has_its_overview_of_what_runs_under_it() -> None:
     overviews = by_protocol([*here, *there])
     assert [one.protocol for one in overviews] == ["fedavg", "splitfed"]
     assert [[line.defense for line in one.lines] for one in overviews] == [
-        ["a", "both", "none"], ["b", "both", "none"],
+        ["none", "a", "both"], ["none", "b", "both"],
     ]  # fmt: skip
     assert [[head.number for head in one.heads] for one in overviews] == [[1], [2]]
     assert all("–" not in line.verdicts[0].text for one in overviews for line in one.lines)
 
 
-def test_defenses_stand_by_mean_leak_with_the_undefended_run_last() -> None:
+def test_defenses_stand_by_mean_leak_below_the_undefended_run() -> None:
     rows = (BARE, setting("worse", 0.6, 0.9), setting("better", 0.4, 0.9), BARE)
-    assert list(texts(*rows)) == ["better", "worse", "none"]
+    assert list(texts(*rows)) == ["none", "better", "worse"]
     elsewhere = [setting("none", 1.0, 0.9, dataset="photos"),
                  setting("better", 0.3, 0.1, dataset="photos"),
                  setting("worse", 0.65, 0.9, dataset="photos")]  # fmt: skip
-    assert list(texts(*rows, *elsewhere)) == ["worse", "better", "none"]
+    assert list(texts(*rows, *elsewhere)) == ["none", "worse", "better"]
     weak = setting("none", 0.5, 0.9)
-    assert list(texts(weak, setting("worse", 0.6, 0.9))) == ["worse", "none"]
+    assert list(texts(weak, setting("worse", 0.6, 0.9))) == ["none", "worse"]
 
 
 def test_marks_are_those_of_the_rows_that_are_shown() -> None:
@@ -157,7 +157,7 @@ def test_figures_have_the_digits_that_their_interval_supports() -> None:
     # Of n like victims at .5 the ends are .5 q and 1 - .5 q, where q^n is .025.
     for victims, expected in ((4, "0.5 [0.4, 0.6]"), (40, "0.50 [0.48, 0.52]")):
         leakages = leaks(0.5, 0.5, 0.5, spread=1e-6, victims=victims)
-        (line, _) = overview(ready([setting("a", 0.6, 0.9, leaks=leakages), BARE])).lines
+        (_, line) = overview(ready([setting("a", 0.6, 0.9, leaks=leakages), BARE])).lines
         assert line.verdicts[0].leakage == expected
 
 
@@ -229,7 +229,7 @@ def test_who_may_lose_more_never_leaks_more(
 ) -> None:
     rows = [setting("a", ssim, accuracy) for ssim, accuracy in settings]
     little, much = (
-        next(v.leak for v in overview(ready([*rows, BARE]), loss).lines[0].verdicts)
+        next(v.leak for v in overview(ready([*rows, BARE]), loss).lines[1].verdicts)
         for loss in sorted((one, other))
     )
     assert (math.inf if much is None else much) <= (math.inf if little is None else little)

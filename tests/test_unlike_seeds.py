@@ -86,7 +86,7 @@ def test_an_undefended_run_that_learned_nothing_is_no_measure_of_accuracy(run: R
     for training in none:
         record = Changed({}).read("train", training.key)
         over["train", training.key] = replace(record, diverged="weights not finite")
-    line = overview([*board(run, *none, *of(run, "gaussian"), over=over).values()], 0.0).lines[0]
+    line = overview([*board(run, *none, *of(run, "gaussian"), over=over).values()], 0.0).lines[1]
     assert line.verdicts[0].drop is None
     assert line.verdicts[0].doubts
 

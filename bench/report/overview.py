@@ -197,8 +197,8 @@ class Overview:
         loss: Accuracy that a setting may lose.
         protocol: Of all tables; "" where they have several.
         heads: The tables.
-        lines: The defenses, the least mean leak first (1 where no setting can be used), the
-            undefended line last.
+        lines: The undefended line, then the defenses, the least mean leak first (1 where no
+            setting can be used).
     """
 
     loss: float
@@ -227,15 +227,13 @@ def overview(rows: Sequence[Row], loss: float = LOSS, titles: Sequence[str] = ()
     """Return one overview of rows of any protocols. titles: of all tables of the leaderboard, by
     default those of these rows."""
     groups = tables(rows)
-    names = [n for n in dict.fromkeys(r.defense for r in rows) if n != UNDEFENDED]
-    if any(r.defense == UNDEFENDED for r in rows):
-        names.append(UNDEFENDED)
+    names = list(dict.fromkeys(r.defense for r in rows))
     columns = [_column(members, names, loss) for _, members in groups]
     lines = [
         DefenseLine(defense=name, verdicts=tuple(column[i] for column in columns))
         for i, name in enumerate(names)
     ]
-    lines.sort(key=lambda line: (line.defense == UNDEFENDED, line.mean_leak))
+    lines.sort(key=lambda line: (line.defense != UNDEFENDED, line.mean_leak))
     first = [members[0] for _, members in groups]
     protocols = {r.protocol for r in first}
     protocol = protocols.pop() if len(protocols) == 1 else ""
@@ -249,14 +247,14 @@ def overview(rows: Sequence[Row], loss: float = LOSS, titles: Sequence[str] = ()
 
 
 def ranked(summary: Overview, place: int) -> list[tuple[str, Verdict]]:
-    """Return the defenses that were run in one table of an overview, the least leaky first; behind
-    them those that may leak more than they show, those without a figure, the undefended one."""
+    """Return the defenses that were run in one table of an overview: the undefended one, then the
+    least leaky first, those that may leak more than they show, those without a figure."""
     lines = [(line.defense, line.verdicts[place]) for line in summary.lines]
     ran = [(name, v) for name, v in lines if v.leakage != "–"]
     return sorted(
         ran,
         key=lambda pair: (
-            pair[0] == UNDEFENDED,
+            pair[0] != UNDEFENDED,
             pair[1].leak is None,
             bool(pair[1].doubts),
             pair[1].leak or 0.0,
