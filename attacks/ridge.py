@@ -1,7 +1,9 @@
 """Ridge inverter: the best linear map from what was seen to the image, in closed form."""
 
+from attacks.engine.batches import invert_batch
 from attacks.engine.channel import no_sample_channel
 from attacks.engine.inverter import inverter_of, reconstruction
+from attacks.engine.observation import Release, parse_view, unusable
 from bench.api import Attack, Context, Reconstruction, Seen
 from bench.toolkit.settings import check_number
 
@@ -13,8 +15,9 @@ class Ridge(Attack):
     it adapts to any defense. Penalty, feature set and weights are chosen by leave-one-image-out on
     public images. Smashed data that lies on a grid over the image is also inverted place by place,
     with the same weights everywhere: of tokens, a hundred public images are enough.
-    Applies to one sample per message: smashed data, or updates of one sample.
-    Source: Hoerl, Kennard 1970; as a floor for learned inversion, leakbench.
+    Applies to smashed data and to updates of one step; of several samples it tells each by its
+    place in the batch (see `invert_batch`).
+    Source: Hoerl, Kennard 1970; of batches Wu et al., arXiv:2210.10880.
 
     Args:
         rows: Pairs per regression, public images times plays (mirrored images, or draws of the
@@ -30,9 +33,18 @@ class Ridge(Attack):
         self.rows = rows
 
     def applies(self, seen: Seen) -> str | None:
-        return no_sample_channel(seen)
+        return None if _batch(seen) else no_sample_channel(seen)
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
+        if (release := _batch(seen)) is not None:
+            return invert_batch(release, ctx, rows=self.rows)
         inverter = inverter_of(seen, ctx, rows=self.rows)
         images, loss = inverter.predict()
         return reconstruction(images, loss, inverter)
+
+
+def _batch(seen: Seen) -> Release | None:
+    """The round, if an update of one step is all that shows its samples, and they are several."""
+    release = parse_view(seen)[-1]
+    alone = release.by_sample or release.samples == 1 or release.steps > 1 or unusable(release)
+    return None if alone else release

@@ -161,7 +161,7 @@ def test_named_defenses_of_an_overview_stand_beside_the_undefended_one_alone() -
     whole = hooks.rendered("```overview quick\n```\n")
     assert "**gaussian**" in whole
     assert "under splitfed" in whole
-    assert [line.split("**")[1] for line in shown.splitlines() if "**" in line] == ["spm", "none"]
+    assert [line.split("**")[1] for line in shown.splitlines() if "**" in line] == ["none", "spm"]
     assert "under splitfed" not in shown
 
 

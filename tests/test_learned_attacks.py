@@ -27,6 +27,8 @@ from bench.sandbox.rehearsal import Rehearsals
 from bench.seeding import generator
 from bench.toolkit.images import ssim
 from defenses.noise import GaussianUpdate
+from defenses.quantise import Quantise
+from defenses.sparsifiers import TopK
 from defenses.spm import SPM
 from tests.conftest import context_for, network_for, seen_under
 
@@ -238,6 +240,41 @@ def test_ridge_inverts_smashed_data_above_the_class_mean_floor(
     assert run(Ridge(), digits, case) > floor_of(digits, case[1]) + 0.2
 
 
+def test_of_a_batch_each_sample_is_told_by_its_place() -> None:
+    """Known answer: the upload is the samples, mixed, the weightiest of each class at its end."""
+    data = load_dataset("breast_cancer", seed=0)
+    seen, truth, ctx = updates(data, "mlp3", batch=3, clients=4)
+    name = "hidden1.linear.weight"
+    rows, width = seen.before[name].shape
+    mix = torch.linalg.qr(torch.randn(3 * width, 3 * width, generator=generator(0, "mix"))).Q
+
+    def send(x: Tensor, y: Tensor, release: Seen | None = None) -> Seen:
+        chance = ctx.network.apply(seen.before, x.flatten(0, 1)).softmax(dim=1)[:, 1]
+        order = (y - chance.view_as(y)).argsort(dim=1)
+        values = torch.zeros(len(x), rows * width)
+        values[:, : 3 * width] = x.gather(1, order[..., None].expand_as(x)).flatten(1) @ mix
+        clients = tuple(f"client-{n}" for n in range(len(x)))
+        sent = [replace(seen.of("client-0", "update")[0], sender=c) for c in clients]
+        parts = [{name: Part(values=v.view(rows, width))} for v in values]
+        messages = tuple(m.with_parts(p) for m, p in zip(sent, parts, strict=True))
+        return replace(seen, messages=messages, clients=clients)
+
+    case = send(truth.x, truth.y), truth, replace(ctx, shadow=send)
+    assert run(Ridge(rows=300), data, case, "mse") < 0.01  # but for what no public sample reaches
+    assert run(Ridge(rows=300), data, case, "label_accuracy") > 0.8
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [Quantise(how="sign"), GaussianUpdate(noise_multiplier=0.01, clip_norm=5.0), TopK(keep=0.1)],
+)
+def test_of_a_batch_ridge_tells_more_than_its_labels(defense: Defense) -> None:
+    data = load_dataset("breast_cancer", seed=0)
+    case = updates(data, "logistic", defense, batch=4, clients=8)
+    floor = floor_of(data, case[1], "mse_class_mean")
+    assert run(Ridge(rows=600), data, case, "mse") < 0.9 * floor
+
+
 # --- decoder ------------------------------------------------------------------------------------
 
 
@@ -394,7 +431,10 @@ def test_reasons_why_they_do_not_apply(digits: Dataset) -> None:
     assert Analytic().applies(seen) == reason
     seen, _, _ = updates(digits, "mlp3", clients=2, batch=2)
     assert "but 2 were used" in str(Analytic().applies(seen))
-    assert Ridge().applies(seen) == "it inverts one sample per update, but 2 were used"
+    assert Decoder().applies(seen) == "it inverts one sample per update, but 2 were used"
+    assert Ridge().applies(seen) is None
+    seen, _, _ = updates(digits, "mlp3", clients=2, batch=2, local_steps=2)
+    assert "were used" in str(Ridge().applies(seen))
     assert Decoder().applies(replace(seen, messages=())) == (
         "no upload of weights, update, gradient was seen"
     )
