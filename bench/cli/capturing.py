@@ -62,12 +62,11 @@ def score(
     """Score outside attacks' answers to a cell, beside leakbench's own."""
     with options.plain_errors():
         from bench.outside.scores import score_files
-        from bench.records import to_json
 
         env = options.choose_environment("cpu", data_dir, download, None)
         scored = score_files(folder, cell, reconstructions, env, view)
     if as_json:
-        typer.echo(to_json(scored))
+        options.print_json(scored)
     else:
         _print_scores(scored)
 
@@ -154,9 +153,7 @@ def attack(
 ) -> None:
     """Attack what was captured of your own run, and score it where the truth is known."""
     with options.plain_errors():
-        from bench import suite
         from bench.capturing import attacking
-        from bench.records import to_json
 
         env = options.choose_environment(device, None, False, plugin)
         options.announce(options.file_in(model or ""))
@@ -166,7 +163,7 @@ def attack(
                 attacked = attacking.attack_view(
                     view,
                     names or (),
-                    settings=suite.parse_pairs(set_ or (), "--set"),
+                    settings=options.pairs_of(set_, "--set"),
                     model=model,
                     budget=max(1, budget // 10) if quick else budget,
                     seed=seed,
@@ -174,10 +171,9 @@ def attack(
                     plugins=env.plugins,
                     tell=tell,
                 )
-            if out is not None:
-                for result in attacked:
-                    if result.answer is not None:
-                        attacking.save_answer(result, out)
+            for result in attacked:
+                if out is not None and result.answer is not None:
+                    attacking.save_answer(result, out)
             if not as_json:
                 _show(view, attacked)
                 if quick:
@@ -188,7 +184,7 @@ def attack(
                     options.say(result.traceback, aside=True)
             listed.append(attacking.to_dict(view, attacked))
     if as_json:
-        typer.echo(to_json(listed))
+        options.print_json(listed)
     if failed:
         raise typer.Exit(1)
 

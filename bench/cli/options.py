@@ -68,7 +68,21 @@ _announced: set[Path] = set()
 def say(text: str, *, aside: bool = False, style: str | None = None) -> None:
     """Print plain text, which only the terminal wraps; aside: on stderr."""
     out = errors if aside else console
-    out.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    out.print(text, style=style, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as strict JSON, see `bench.records.text`."""
+    from bench.records import to_json
+
+    typer.echo(to_json(value))
+
+
+def pairs_of(given: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """The values by key that an option of key=value was given."""
+    from bench.suite import parse_pairs
+
+    return parse_pairs(given or (), option)
 
 
 def file_in(target: str) -> list[Path]:
@@ -124,7 +138,7 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     if table.row_count:
-        console.print(table, highlight=False)
+        console.print(table)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -192,7 +206,7 @@ def plan_suite(
 
     chosen = suites.read_suite(suite, overrides or ())
     announce(f for f in (models.named.file_of(task.model) for task in chosen.tasks) if f)
-    return launch.plan_suite(chosen, suites.parse_pairs(only or (), "--only"), env, shard)
+    return launch.plan_suite(chosen, pairs_of(only, "--only"), env, shard)
 
 
 def registry_of(plugins: list[Path] | None) -> Registry:

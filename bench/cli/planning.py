@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +50,7 @@ def plan(
         workers = launch.default_workers(env.device) if jobs is None else jobs
         report = forecast(planned, keys, store, costs or (), workers)
         if as_json:
-            typer.echo(json.dumps(report, indent=1))
+            options.print_json(report)
             return
         if list_:
             _print_trainings(planned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +36,7 @@ def list_(
 
             if what != "suites":
                 raise UserError("--schema is that of suite files: leakbench list suites --schema.")
-            typer.echo(json.dumps(Suite.model_json_schema(), indent=1))
+            options.print_json(Suite.model_json_schema())
             return
         from rich.text import Text
 
@@ -48,7 +47,7 @@ def list_(
         listed = _listing(options.registry_of(plugin))
         chosen = {name: entries for name, entries in listed.items() if what in (None, name)}
     if as_json:
-        typer.echo(json.dumps(chosen, indent=1))
+        options.print_json(chosen)
         return
     for name, entries in chosen.items():
         lines, brief = [], name in ("defenses", "attacks", "suites") and not settings
@@ -74,23 +73,19 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
         return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
 
-    def describe(name: str, maker: Any, settings: str = "", **more: Any) -> dict[str, Any]:
+    def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
         doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
-        return entry(name, doc.split("\n")[0], settings, **more)
+        return entry(name, doc.split("\n")[0], settings)
 
-    def paper(name: str, maker: Any) -> dict[str, Any] | None:
-        found = publication_of(maker, name)
-        return None if found is None else asdict(found)
+    def with_paper(listed: dict[str, Any], maker: Any) -> dict[str, Any]:
+        paper = publication_of(maker, listed["name"])
+        return listed | {"paper": None if paper is None else asdict(paper)}
 
     def plugins_of(kind: Any) -> list[dict[str, Any]]:
         usable = ((name, registry.usable[kind, name]) for name in registry.names(kind))
         entries = [
-            entry(
-                name,
-                p.summary,
-                _settings(p.cls),
-                source=getattr(p.cls, "source", ""),
-                paper=paper(name, p.cls),
+            with_paper(
+                entry(name, p.summary, _settings(p.cls), source=getattr(p.cls, "source", "")), p.cls
             )
             for name, p in usable
         ]
@@ -104,7 +99,7 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
         origin = origin_of(point)
         try:
             loader = data.foreign_loader(point)
-            return describe(point.name, loader, origin, paper=paper(point.name, loader))
+            return with_paper(describe(point.name, loader, origin), loader)
         except BrokenImport as error:
             return entry(point.name, origin, broken=f"{origin}: {error}")
 
@@ -113,10 +108,7 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
         options = "--data-dir or --download" if "download" in accepted else "--data-dir"
         return options if "data_dir" in accepted else "embedded"
 
-    datasets = [
-        describe(name, loader, place_of(loader), paper=paper(name, loader))
-        for name, loader in data.LOADERS.items()
-    ]
+    datasets = [with_paper(describe(n, f, place_of(f)), f) for n, f in data.LOADERS.items()]
     datasets += [foreign_entry(point) for point in data.foreign().values()]
     return {
         "defenses": plugins_of("defense"),
@@ -175,12 +167,10 @@ def check(
     The plugin runs in a process of its own, in an empty temporary folder.
     """
     with options.plain_errors():
-        from bench import suite
-        from bench.records import to_json
         from bench.sandbox.conformance.process import check_in_process
 
         conformances = []
-        settings = suite.parse_pairs(set_ or (), "--set")
+        settings = options.pairs_of(set_, "--set")
         options.announce(options.file_in(target))
         for conformance in check_in_process(
             target, settings, fast=fast, dataset=dataset, timeout_s=timeout
@@ -189,7 +179,7 @@ def check(
             if not as_json:
                 _show(conformance)
         if as_json:
-            typer.echo(to_json([c.to_dict() for c in conformances]))
+            options.print_json([c.to_dict() for c in conformances])
     if not all(c.passed for c in conformances):
         raise typer.Exit(1)
 
@@ -212,8 +202,7 @@ def _show(conformance: Conformance) -> None:
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     options.console.print(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "
-        f"{conformance.seconds:.0f} s.\n",
-        highlight=False,
+        f"{conformance.seconds:.0f} s.\n"
     )
 
 

@@ -36,20 +36,18 @@ def ledger(
 ) -> None:
     """Print claim, proof and mechanism constants of a defense setting, without training."""
     with options.plain_errors():
-        from bench import suite
-        from bench.records import to_json
         from bench.report import accounts
 
         registry = options.registry_of(plugin)
-        settings = suite.parse_pairs(set_ or (), "--set")
-        known = suite.parse_pairs([f for f in facts.split(",") if f], "--facts")
+        settings = options.pairs_of(set_, "--set")
+        known = options.pairs_of([f for f in facts.split(",") if f], "--facts")
         table = accounts.accounts_over(
             registry, defense, settings=settings, facts=known, over=_parse_over(over or ())
         )
     if as_json:
         lines = [{"over": account.place, **_document(account)} for account in table]
         document = {"lines": lines} if over else _document(table[0])
-        typer.echo(to_json({"defense": defense, **document}))
+        options.print_json({"defense": defense, **document})
     elif over:
         _print_table(table)
     else:
@@ -105,25 +103,23 @@ def audit(
     """Attack a defense setting's epsilon: certified lower bounds against claim and proof. A hook
     that fails ends it with exit code 1."""
     with options.plain_errors():
-        from bench import suite
-        from bench.records import to_json
         from bench.report import audits
         from bench.sandbox.audit import audit as audit_of
         from bench.sandbox.hooked import PluginFault
 
-        settings = suite.parse_pairs(set_ or (), "--set")
+        settings = options.pairs_of(set_, "--set")
         built = options.registry_of(plugin).defense(defense, settings)
         document = {"defense": defense, "variant": built.variant}
         try:
             result = audit_of(built, draws=draws, seed=seed, rounds=rounds)
         except PluginFault as fault:
             if as_json:
-                typer.echo(to_json(document | {"failed": str(fault), "hook": fault.hook}))
+                options.print_json(document | {"failed": str(fault), "hook": fault.hook})
             else:
-                options.console.print(audits.failure(fault), highlight=False)
+                options.console.print(audits.failure(fault))
             raise typer.Exit(1) from None
     if as_json:
-        typer.echo(to_json(document | asdict(result)))
+        options.print_json(document | asdict(result))
         return
     for block in audits.terminal(result):
-        options.console.print(block, highlight=False)
+        options.console.print(block)

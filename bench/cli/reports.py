@@ -38,7 +38,6 @@ def compare(
     with plain_errors():
         from rich.text import Text
 
-        from bench.records import to_json
         from bench.report.comparison import compare_rows
 
         if one is None or two is None:
@@ -47,7 +46,7 @@ def compare(
             )
         pairs = compare_rows(folder, one, two, checkpoint=checkpoint)
     if as_json:
-        typer.echo(to_json([pair.to_dict() for pair in pairs]))
+        options.print_json([pair.to_dict() for pair in pairs])
         return
     for pair in pairs:
         console.print()
@@ -64,8 +63,6 @@ def compare(
         "leaks less, as the marks of the leaderboard are. Separated: p <= 0.05; it does not say "
         "that the difference matters.",
         style="dim",
-        highlight=False,
-        markup=False,
     )
 
 
@@ -218,4 +215,4 @@ def _print(tables: Sequence[RenderableType], legend: str) -> None:
         console.print()
         console.print(table)
     console.print()
-    console.print(legend, style="dim", highlight=False)
+    console.print(legend, style="dim")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +60,6 @@ def verify(
         from bench.submission import staged, verification
         from bench.submission.documents import marks_of
         from bench.submission.isolation import isolation
-        from bench.suite import parse_pairs
 
         try:
             opened = verification.open_folder(folder)
@@ -80,7 +77,7 @@ def verify(
             f"The files of {opened.run.title} are as they were written, and no record contradicts "
             "another or its run."
         )
-        pairs = parse_pairs(only or (), "--only")
+        pairs = options.pairs_of(only, "--only")
         cells = verification.sample(
             opened, seed=seed, count=sample, trainings=trainings, only=pairs
         )
@@ -141,8 +138,7 @@ def verify(
         "end": end,
     }
     if as_json:
-        comparisons_as_json = [asdict(c) for c in comparisons]
-        typer.echo(json.dumps({**facts, "comparisons": comparisons_as_json}, indent=1))
+        options.print_json({**facts, "comparisons": comparisons})
     else:
         _show_comparisons(comparisons, details=details)
         _show_facts(facts, len(comparisons))

@@ -15,13 +15,13 @@ from bench.report.escaping import visible
 
 class PlainConsole(Console):
     """A console that shows texts as they are: rich's markup in them is text, and so is whatever a
-    terminal would obey."""
+    terminal would obey; numbers get no colour."""
 
     def __init__(self, **settings: Any) -> None:
         if "ipykernel" in sys.modules:
             # Notebooks set FORCE_COLOR, for which rich writes a bar's escape codes into the cell.
             settings |= {"force_jupyter": False, "force_terminal": False}
-        super().__init__(markup=False, emoji=False, **settings)
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
 
     def on_broken_pipe(self) -> None:
         """The reader went away, as `head` does: what is still to be done is done unseen."""
