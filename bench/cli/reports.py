@@ -96,8 +96,7 @@ def _p(value: float) -> str:
 def report(
     folder: Annotated[Path, typer.Argument(help="A result folder, or a published one.")],
     format_: Annotated[
-        str,
-        typer.Option("--format", help="Files to write, of html,md,csv,json,tex,bib."),
+        str, typer.Option("--format", help="Files to write, of html,md,csv,json,tex,bib.")
     ] = "html,md,csv,json",
     out: Annotated[
         Path | None,

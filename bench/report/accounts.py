@@ -134,11 +134,11 @@ def check_facts(given: Mapping[str, Any]) -> Facts:
 
 def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
     """Return whether a key is of `settings` or `facts`, and its name there."""
-    members = defense.split("+")
+    members = {member: registry.get("defense", member).cls for member in defense.split("+")}
     settings = [
         name if len(members) == 1 else f"{member}.{name}"
-        for member in members
-        for name in inspect.signature(_class(registry, member)).parameters
+        for member, cls in members.items()
+        for name in inspect.signature(cls or Defense).parameters
     ]
     known = {
         f"{room}.{name}": (room, name)
@@ -154,9 +154,3 @@ def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
         )
     names = dict.fromkeys([*settings, *_FACTS])
     raise UserError(did_you_mean(f"setting of {defense} or fact", key, list(names)))
-
-
-def _class(registry: Registry, defense: str) -> type:
-    cls = registry.get("defense", defense).cls
-    assert cls is not None
-    return cls

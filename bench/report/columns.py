@@ -13,7 +13,7 @@ from functools import partial
 
 from bench.metrics.intervals import Interval
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, leak
-from bench.records import AttackEntry, Row, WorstCase
+from bench.records import AttackEntry, AuditSummary, Row, WorstCase
 from bench.report import explain
 from bench.report.tables import attack_metrics, idle
 
@@ -90,21 +90,20 @@ class Column:
 # --- figures as text --------------------------------------------------------------------------
 
 
-def figure(value: float, metric: str = "ssim") -> str:
-    """Format a score, 0.908; errors of records, which span decades, with three digits: 4.1e-8."""
-    return error_number(value) if metric == "mse" else _format_fixed(value, 3)
+def figure(value: float, metric: str = "ssim", digits: int = 3) -> str:
+    """Format a score with some decimals, 0.908; errors of records, which span decades, with as many
+    significant digits: 4.1e-8."""
+    return error_number(value, digits) if metric == "mse" else _format_fixed(value, digits)
 
 
 def bounds(value: Interval, metric: str = "ssim") -> str:
     """[0.88, 0.94]."""
-    if metric == "mse":
-        return f"[{error_number(value.lo, 2)}, {error_number(value.hi, 2)}]"
-    return f"[{_format_fixed(value.lo, 2)}, {_format_fixed(value.hi, 2)}]"
+    return f"[{figure(value.lo, metric, 2)}, {figure(value.hi, metric, 2)}]"
 
 
-def interval_text(value: Interval | None, metric: str = "ssim") -> str:
+def interval_text(value: Interval, metric: str) -> str:
     """0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
-    return "-" if value is None else f"{figure(value.mean, metric)} {bounds(value, metric)}"
+    return f"{figure(value.mean, metric)} {bounds(value, metric)}"
 
 
 def format_supported(value: Interval, seeds: Sequence[float], unit: float = 1.0) -> str:
@@ -126,7 +125,7 @@ def format_supported_parts(
     return mean, f"[{lo}, {hi}]"
 
 
-def error_number(value: float, digits: int = 3) -> str:
+def error_number(value: float, digits: int) -> str:
     """Format an error of records, which spans decades, with some significant digits: 4.1e-8."""
     return _trim_exponent(f"{value:.{digits}g}")
 
@@ -141,6 +140,11 @@ def two_digits(value: float, metric: str) -> str:
 def epsilon_text(value: float | None) -> str:
     """3.88e4."""
     return "–" if value is None else f"{value:.3g}".replace("e+0", "e")
+
+
+def audit_text(audit: AuditSummary) -> str:
+    """5.9+: what an audit certifies, and whether only its draws limit that."""
+    return f"{audit.eps_audited:.2g}{'+' if audit.eps_at_least else ''}"
 
 
 def _format_fixed(value: float, digits: int) -> str:
@@ -175,21 +179,17 @@ def _marks(row: Row) -> Shown:
 
 
 def _show_claimed_epsilon(row: Row) -> Shown:
-    if not row.unit:
-        return _epsilon(row.eps_claimed)
     violated = row.audit is not None and row.audit.verdict_claim == "violated"
-    figure = _epsilon(row.eps_claimed)
-    return replace(figure, beside=f"/{row.unit}", mark="!" if violated else "")
+    unit = f"/{row.unit}" if row.unit else ""
+    return replace(_epsilon(row.eps_claimed), beside=unit, mark="!" if violated else "")
 
 
 def _epsilon_bound(row: Row) -> Shown:
     """5.9+!: the audit's bound, whether the draws limit it, whether it refutes claim or proof."""
     if not row.audit:
         return NOTHING
-    text = f"{row.audit.eps_audited:.2g}{'+' if row.audit.eps_at_least else ''}"
-    return Shown(
-        text=text, mark="!" if is_refuted(row) else "", value=f"{row.audit.eps_audited:.6g}"
-    )
+    mark = "!" if is_refuted(row) else ""
+    return Shown(text=audit_text(row.audit), mark=mark, value=f"{row.audit.eps_audited:.6g}")
 
 
 def is_refuted(row: Row) -> bool:
@@ -200,11 +200,9 @@ def is_refuted(row: Row) -> bool:
 
 def _attack(name: str, metric: str, row: Row) -> Shown:
     entry = row.attacks.get(name)
-    if entry is None:
-        return NOTHING
-    if metric in entry.scores:
+    if entry and metric in entry.scores:
         return _score(entry, metric)
-    if entry.status == "done":  # it answers with something else
+    if entry is None or entry.status == "done":  # it answers with something else
         return NOTHING
     style = "none" if entry.status in ("not_applicable", "pending") else "bad"
     status = "n/a" if entry.status == "not_applicable" else entry.status
@@ -327,10 +325,7 @@ _COLUMNS = (
         needs=lambda row: row.leaks and row.leaks.recognised,
     ),
     Column(
-        name="selected",
-        note="choice",
-        shown=partial(_case, "choice"),
-        needs=lambda row: row.choice,
+        name="selected", note="choice", shown=partial(_case, "choice"), needs=lambda row: row.choice
     ),
     Column(name="upper bound", note="bound", shown=partial(_case, "worst")),
     Column(

@@ -4,7 +4,7 @@ medium shows, from which it only sets the cells."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bench.harness.store import Store
 from bench.metrics.intervals import Interval
@@ -13,7 +13,7 @@ from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.advice import advise
-from bench.report.columns import Column, board_columns, show_membership
+from bench.report.columns import board_columns, show_membership
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
@@ -189,11 +189,6 @@ def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     columns = board_columns(rows, whole=whole)
     lines = ([column.shown(row) for column in columns] for row in rows)
     return _frame(lines, columns=columns, dtype=object)
-
-
-def columns_of(frame: DataFrame) -> list[Column]:
-    """Return the columns of `board`."""
-    return cast("list[Column]", frame.columns.tolist())
 
 
 def texts(frame: DataFrame) -> DataFrame:

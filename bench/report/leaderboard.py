@@ -170,8 +170,7 @@ def _table(
         cells = [c for t in members for c in t.cells]
         if records and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _row_of_trainings(run, members, checkpoint, records)
-            row = _add_attacks(row, members, read)
-            drafts.append((row, [*records.values()]))
+            drafts.append((_add_attacks(row, members, read), [*records.values()]))
     # As measured on the undefended row, the first if several.
     entries = [named for row, _ in reversed(drafts) for named in row.attacks.items()]
     measured = {name: entry.convergence for name, entry in entries if entry.convergence}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from bench.metrics.intervals import Interval
 from bench.records import FlagCode, Marks, Row
 from bench.report import explain
-from bench.report.columns import epsilon_text, format_supported, is_refuted, shade
+from bench.report.columns import audit_text, epsilon_text, format_supported, is_refuted, shade
 from bench.report.costs import COSTS, CostColumn
 from bench.report.marks import LEGEND, marks
 from bench.report.tables import tables
@@ -251,15 +251,12 @@ def ranked(summary: Overview, place: int) -> list[tuple[str, Verdict]]:
     least leaky first, those that may leak more than they show, those without a figure."""
     lines = [(line.defense, line.verdicts[place]) for line in summary.lines]
     ran = [(name, v) for name, v in lines if v.leakage != "–"]
-    return sorted(
-        ran,
-        key=lambda pair: (
-            pair[0] != UNDEFENDED,
-            pair[1].leak is None,
-            bool(pair[1].doubts),
-            pair[1].leak or 0.0,
-        ),
-    )
+
+    def order(pair: tuple[str, Verdict]) -> tuple[bool, bool, bool, float]:
+        name, verdict = pair
+        return name != UNDEFENDED, verdict.leak is None, bool(verdict.doubts), verdict.leak or 0.0
+
+    return sorted(ran, key=order)
 
 
 def _number_words(short: Sequence[tuple[str, ...]], place: int) -> tuple[str, ...]:
@@ -301,19 +298,17 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
     if not settings:
         return Verdict(why=_NOT_RUN)
     useful = [s for s in settings if s.row and has_use(s.row)]
+    codes = [{f.code for f in s.row.flags} for s in useful or settings if s.row]
     dagger = DAGGER if is_disputed(s.row for s in settings) else ""
     if not useful:
-        flags = {f.code for s in settings if s.row for f in s.row.flags}
-        if FlagCode.UNDECLARED in flags:
+        if any(FlagCode.UNDECLARED in own for own in codes):
             return Verdict(why=f"flagged{dagger}", refused=True)
-        rows = [s.row for s in settings if s.row]
-        unfit = FlagCode.TRAINING_NOT_APPLICABLE
-        apply = not all(any(f.code is unfit for f in row.flags) for row in rows)
+        apply = any(FlagCode.TRAINING_NOT_APPLICABLE not in own for own in codes)
         return Verdict(why=f"no use{dagger}" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
     if not known:
-        flags = {f.code for s in useful if s.row for f in s.row.flags}
-        return Verdict(why=next((w for c, w in _UNDONE.items() if c in flags), _NOT_APPLICABLE))
+        undone = (why for code, why in _UNDONE.items() if any(code in own for own in codes))
+        return Verdict(why=next(undone, _NOT_APPLICABLE))
     allowed = [s for s in known if s.drop is None or at_most(s.drop.mean, loss)]
     if not allowed:
         least = min(s.drop.mean for s in known if s.drop is not None)
@@ -358,19 +353,16 @@ def epsilon_words(value: float | None) -> str:
 
 
 def _proven(line: DefenseLine) -> str:
-    known = [r.eps_record for r in line.rows if r.eps_record is not None]
-    if not known:
-        return "–"
-    return "none" if max(known) == math.inf else epsilon_text(max(known))
+    most = max((r.eps_record for r in line.rows if r.eps_record is not None), default=None)
+    return "none" if most == math.inf else epsilon_text(most)
 
 
 def _describe_audit(line: DefenseLine) -> str:
-    audited = [(r.audit.eps_audited, r) for r in line.rows if r.audit]
-    if not audited:
+    audits = [row.audit for row in line.rows if row.audit]
+    if not audits:
         return "–"
-    value, row = max(audited, key=lambda pair: pair[0])
-    more = "+" if row.audit and row.audit.eps_at_least else ""
-    return f"{value:.2g}{more}{'!' if any(map(is_refuted, line.rows)) else ''}"
+    most = max(audits, key=lambda audit: audit.eps_audited)
+    return f"{audit_text(most)}{'!' if any(map(is_refuted, line.rows)) else ''}"
 
 
 def legend(summaries: Sequence[Overview]) -> list[str]:

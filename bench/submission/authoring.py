@@ -34,13 +34,15 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
         if path.exists():
             raise UserError(f"{path} exists already; it is left as it is.")
     words = {"name": name, "class_name": class_name, "title": class_name}
-    for path, template in ((plugin, f"{kind}.py.txt"), (test, f"test_{kind}.py.txt")):
-        write_whole(path, Template(_read(template)).substitute(words))
+    for path, file in ((plugin, f"{kind}.py.txt"), (test, f"test_{kind}.py.txt")):
+        write_whole(path, template(file).substitute(words))
     return plugin, test
 
 
-def _read(template: str) -> str:
-    return (files("bench") / "submission" / "templates" / template).read_text(encoding="utf-8")
+def template(name: str) -> Template:
+    """The template of that name, to be filled in."""
+    place = files("bench") / "submission" / "templates" / name
+    return Template(place.read_text(encoding="utf-8"))
 
 
 def _check_name(name: str) -> None:

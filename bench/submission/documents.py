@@ -8,9 +8,7 @@ unchanged, and no others.
 import json
 import re
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from string import Template
 
 from bench.errors import UserError
 from bench.files import no_link, sha256
@@ -19,17 +17,18 @@ from bench.names import count_of, is_file_name
 from bench.records import RUN, FlagCode, Job, Row, Run
 from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
 from bench.report import frames
+from bench.report.columns import board_columns
 from bench.report.escaping import markdown, one_line
 from bench.report.files import Files
 from bench.report.text import markdown_table
 from bench.report.verdicts import has_use
+from bench.submission.authoring import template
 
 
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
     """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
-    template = files("bench") / "submission" / "templates" / "readme.md.txt"
     failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
-    return Template(template.read_text(encoding="utf-8")).substitute(
+    return template("readme.md.txt").substitute(
         name=markdown(submission.name),
         kind=submission.kind,
         author=markdown(submission.author),
@@ -50,9 +49,9 @@ def table(rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, and what each attack
     recovered, as the leaderboard has them; and its flags."""
     wanted = ("defense", "accuracy", "leakage", "eps claimed", "eps proven", "flags")
-    frame = frames.board(rows, whole=True)
-    columns = [c for c in frames.columns_of(frame) if c.name in wanted or c.attack]
-    frame = frames.texts(frame[columns])
+    columns = board_columns(rows, whole=True)
+    frame = frames.texts(frames.board(rows, whole=True))
+    frame = frame[[c.name for c in columns if c.name in wanted or c.attack]]
     frame.insert(0, "table", [row.where for row in rows])
     return "\n".join(markdown_table(frame))
 
