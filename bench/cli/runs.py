@@ -68,8 +68,7 @@ def tune(
 
         registry = registry_for(env.plugins)
         searches = tuning.tune(original, registry, play, losses=losses, steps=steps)
-        text = tuning.write_tuned(original, searches, losses, registry)
-        write_whole(target, text)
+        write_whole(target, tuning.write_tuned(original, searches, losses, registry))
         options.console.print()
         _print_searches(searches, losses)
         options.say(f"Written: {target}. Run it: leakbench run {target}")

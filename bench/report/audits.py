@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from bench.sandbox.audit import Audit
@@ -17,10 +17,8 @@ _STYLES = {"violated": "bold red", "consistent": "green"}
 def terminal(audit: Audit) -> Iterator[RenderableType]:
     """A row per pair, what was left out, the verdicts, and what they can and cannot mean."""
     what = "one release" if audit.rounds == 1 else f"{audit.rounds} releases together"
-    table = Table(title=f"Epsilon of {what}", title_justify="left")
-    table.add_column("pair", no_wrap=True)
-    for name in ("neighbours for", "epsilon >=", "claim", "proof"):
-        table.add_column(name)
+    heads = (Column("pair", no_wrap=True), "neighbours for", "epsilon >=", "claim", "proof")
+    table = Table(*heads, title=f"Epsilon of {what}", title_justify="left")
     for finding in audit.pairs:
         claim = "" if finding.claim is None else f"{finding.claim:.4g} "
         eps = finding.eps_lower if finding.eps_lower_claim is None else finding.eps_lower_claim

@@ -8,14 +8,14 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but for tab and line feed
     "\u202a-\u202e\u2066-\u2069"  # what turns the direction of writing
     "\ud800-\udfff]"  # halves of characters
 )
-_MARKDOWN = {c: f"&#{ord(c)};" for c in "<|`\\{"}
+_MARKDOWN = {ord(c): f"&#{ord(c)};" for c in "<|`\\{"}
 _STAR = re.compile(r"\*(?=\S)")
 _BRACKET = re.compile(r"\](?=[(\[:])")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
@@ -67,8 +67,7 @@ def markdown(text: str) -> str:
 
 
 def _inline(line: str) -> str:
-    text = _ENTITY.sub("&amp;", line)
-    text = "".join(_MARKDOWN.get(c, c) for c in text)
+    text = _ENTITY.sub("&amp;", line).translate(_MARKDOWN)
     text = _BRACKET.sub("&#93;", _STAR.sub("&#42;", text))
     return _UNDERSCORE.sub(lambda match: f"&#{ord(match[0][0])};" * len(match[0]), text)
 
@@ -104,11 +103,6 @@ def csv_cell(value: Any) -> Any:
         float(first)
         return text
     return f"'{text}"
-
-
-def html(text: str) -> Markup:
-    """Text within an element or a quoted attribute."""
-    return escape(visible(text))
 
 
 def escape_value(value: Any) -> Any:

@@ -157,8 +157,7 @@ class Files:
     ) -> list[Path]:
         """Write the files of some formats of `FILES` and return their paths. loss, columns: see
         `text`."""
-        paths = [out / FILES[name] for name in formats]
-        for path, name in zip(paths, formats, strict=True):
+        for name in formats:
             # In place of a link, never through it.
-            write_whole(path, self.text(name, loss, columns))
-        return paths
+            write_whole(out / FILES[name], self.text(name, loss, columns))
+        return [out / FILES[name] for name in formats]

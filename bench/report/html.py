@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 import bench
@@ -204,7 +204,4 @@ def _breakable(name: str) -> Markup:
 
 def _json(value: Any) -> Markup:
     """JSON for a script block: nothing in it can end the block or open a comment."""
-    text = json.dumps(value, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return htmlsafe_json_dumps(value, separators=(",", ":"))

@@ -99,6 +99,5 @@ def row_differences(
 def is_trusted(row: Row) -> bool:
     """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
     a training is missing: such a row is never marked as best."""
-    return (
-        not any(f.code in _UNTRUSTED for f in row.flags) and find_understated_leakage(row) is None
-    )
+    doubted = any(f.code in _UNTRUSTED for f in row.flags)
+    return not doubted and find_understated_leakage(row) is None

@@ -123,12 +123,10 @@ def read_pair(
         if record is not None:
             check_kept(path.parent, record, path.name)
         with safe_open(path, framework="np") as file:
-            stored = [file.get_slice(part) for part in ("images", "truth")]
-            most = [
-                (min(victims, v), min(samples, k)) for v, k, *_ in (s.get_shape() for s in stored)
-            ]
             images, truth = (
-                s[:v, :k].astype(np.float32) for s, (v, k) in zip(stored, most, strict=True)
+                part[: min(victims, v), : min(samples, k)].astype(np.float32)
+                for part in map(file.get_slice, ("images", "truth"))
+                for v, k, *_ in [part.get_shape()]
             )
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise UserError(f"{name}: {error}") from error

@@ -44,9 +44,9 @@ def draw_line(
     axes.errorbar(x, means, yerr=bars(y), color=colour, marker=marker, label=label, **looks)
 
 
-def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Points]]:
-    """Return by key of `MEASURES` what was measured over the rounds of a table's trainings, by the
-    place of their row; nothing before the last checkpoint, nor of under three rounds.
+def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, list[Points]]:
+    """Return by key of `MEASURES` what was measured over the rounds of each row's training; nothing
+    before the last checkpoint, nor of under three rounds.
 
     Args:
         table: Its rows.
@@ -55,21 +55,12 @@ def courses(table: Sequence[Row], rows: Sequence[Row]) -> dict[str, dict[int, Po
     trainings: dict[str, list[Row]] = {}
     for row in rows:
         trainings.setdefault(same_training(row), []).append(row)
-    if any(
-        _rounds_played(r) > _rounds_played(table[0])
-        for row in table
-        for r in trainings[same_training(row)]
-    ):
+    checkpoints = [trainings[same_training(row)] for row in table]
+    if max(_rounds_played(r) for own in checkpoints for r in own) > _rounds_played(table[0]):
         return {}
-    by_measure = {
-        name: {i: _measure(row, name, trainings[same_training(row)]) for i, row in enumerate(table)}
-        for name in MEASURES
-    }
-    return {
-        name: points
-        for name, points in by_measure.items()
-        if any(len(some) >= _LEAST for some in points.values())
-    }
+    pairs = list(zip(table, checkpoints, strict=True))
+    by_measure = {name: [_measure(row, name, own) for row, own in pairs] for name in MEASURES}
+    return {n: points for n, points in by_measure.items() if max(map(len, points)) >= _LEAST}
 
 
 def _measure(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
@@ -102,7 +93,7 @@ def course(
             f"this table has {there} over its rounds, not '{what}'; `course` and `checkpoints` "
             "of the suite say what is measured when."
         )
-    drawn = {i: points for i, points in measured[what].items() if len(points) >= _LEAST}
+    drawn = {i: points for i, points in enumerate(measured[what]) if len(points) >= _LEAST}
     missing = [r.setting for i, r in enumerate(table) if i not in drawn]
     chosen = looks([table[i] for i in drawn], rows)
     with plot(width, missing) as (figure, axes):

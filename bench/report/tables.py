@@ -72,12 +72,6 @@ def attack_metrics(rows: Sequence[Row]) -> dict[str, str]:
     return out
 
 
-def any_errors(rows: Sequence[Row]) -> bool:
-    """Return whether an attack's figures are errors of records, which are safer the larger they
-    are."""
-    return any("mse" in attack_metrics(members).values() for _, members in tables(rows))
-
-
 def idle(rows: Sequence[Row]) -> dict[str, str]:
     """Return the attacks that apply to no row, with the reason: only the files have their
     columns."""

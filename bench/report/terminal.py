@@ -11,7 +11,7 @@ from rich.text import Text
 from bench.records import Row, short
 from bench.report import explain, frames
 from bench.report import overview as overviews
-from bench.report.advice import advise
+from bench.report.advice import Advice, advise
 from bench.report.columns import Column, Shown, board_columns, is_refuted
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
@@ -34,22 +34,14 @@ def overview(summaries: Sequence[overviews.Overview]) -> list[Group]:
     """Return a rich table of 80 columns for each table of the overviews: what it says, then each
     defense's leakage and costs, the undefended row last; below it the settings."""
     return [
-        _overview_table(
-            advice.head.title, " ".join(advice.sentences), overviews.ranked(summary, place)
-        )
+        _overview_table(advice, overviews.ranked(summary, place))
         for summary in summaries
         for place, advice in enumerate(advise(summary))
     ]
 
 
-def _overview_table(title: str, said: str, ran: Sequence[tuple[str, overviews.Verdict]]) -> Group:
-    """Return one table of an overview.
-
-    Args:
-        title: Of the table.
-        said: What it says.
-        ran: Defenses with their verdicts, see `overview.ranked`.
-    """
+def _overview_table(advice: Advice, ran: Sequence[tuple[str, overviews.Verdict]]) -> Group:
+    """Return one table of an overview, below what it says. ran: see `overview.ranked`."""
     frame = frames.ranking_texts(ran)
     settings = "; ".join(filter(None, frame.pop("setting")))
     table = _empty(None)
@@ -63,7 +55,8 @@ def _overview_table(title: str, said: str, ran: Sequence[tuple[str, overviews.Ve
     for style, (name, leakage, *cells) in zip(styles, frame.to_numpy().tolist(), strict=True):
         table.add_row(name, Text(leakage, style=style), *cells)
     below = [Text(settings, style="dim")] if settings else []
-    return Group(Text(title, style="bold"), Text(said), table, *below)
+    above = (Text(advice.head.title, style="bold"), Text(" ".join(advice.sentences)))
+    return Group(*above, table, *below)
 
 
 def boards(rows: Sequence[Row]) -> list[Table]:

@@ -19,7 +19,7 @@ from bench.report.columns import has_spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
 from bench.report.marks import LEGEND as MARKS
-from bench.report.tables import any_errors, tables, work
+from bench.report.tables import attack_metrics, tables, work
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,7 +41,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "floor": any(e.floor for e in entries),
         "proven": any(r.eps_record is not None for r in rows),
         "spared": any(map(has_spared, entries)),
-        "errors": any_errors(rows),
+        "errors": any("mse" in attack_metrics(table).values() for _, table in tables(rows)),
         "audited": any(r.audit for r in rows),
         "personal": any(r.personalised for r in rows),
         "seeds": overviews.any_one_seed(rows),

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def submit(
         if not columns & {p.name for p in plugins_of_file(registry, path) if p.kind == "attack"}:
             raise UserError(f"the run has no column of an attack from {path.name}.")
     store = Store(run_folder, run)
-    failed = _check_finished(store, trainings)
+    failed = list(_find_failed(store, trainings))
     if not any(cells_of(t, kind, name) for t in own):
         raise UserError(f"the run attacks no row of '{name}'; give its suite attacks.")
     jobs: list[Any] = [t.job for t in own]
@@ -97,7 +97,7 @@ def submit(
         leakbench=__version__,
         command=_without_paths(run.command),
         settings=list(tried.values()),
-        plugins=_sources(registry, trainings, files),
+        plugins=list(_sources(registry, trainings, files)),
         failed_cells=failed,
         # No names of hosts or users.
         environment=dict(run.versions) | {"device": run.device or "cpu"} | machine,
@@ -222,9 +222,9 @@ def _check_data(training: records.PlannedTraining) -> None:
     )
 
 
-def _check_finished(store: Store, trainings: Sequence[records.PlannedTraining]) -> list[str]:
-    """Labels of the failed cells; without a record, or where a training failed, refuse."""
-    failed = []
+def _find_failed(store: Store, trainings: Sequence[records.PlannedTraining]) -> Iterator[str]:
+    """Yield labels of the failed cells. Raises UserError without a record, or where a training
+    failed."""
     for training in trainings:
         what = f"{training.job.defense} (seed {training.job.seed})"
         record = store.read("train", training.key)
@@ -237,8 +237,7 @@ def _check_finished(store: Store, trainings: Sequence[records.PlannedTraining]) 
             if scored is None:
                 raise UserError(f"the run is not finished: {cell.label} on {what} has no record.")
             if not records.is_settled(scored):
-                failed.append(f"{cell.label} at {cell.checkpoint} on {what}: {scored.status}")
-    return failed
+                yield f"{cell.label} at {cell.checkpoint} on {what}: {scored.status}"
 
 
 def cells_of(training: records.PlannedTraining, kind: str, name: str) -> list[records.Cell]:
@@ -251,26 +250,23 @@ def cells_of(training: records.PlannedTraining, kind: str, name: str) -> list[re
 
 def _sources(
     registry: Registry, trainings: Sequence[records.PlannedTraining], files: Sequence[Path]
-) -> list[PluginSource]:
-    """Every plugin of the submitted rows, with the hash of its source."""
+) -> Iterator[PluginSource]:
+    """Yield every plugin of the submitted rows, with the hash of its source."""
     names: dict[tuple[PluginKind, str], None] = {}
     for training in trainings:
         names |= dict.fromkeys(("defense", part) for part in training.job.defense.split("+"))
         names |= dict.fromkeys(("attack", cell.attack) for cell in training.cells)
     own = {str(f.resolve()): f"source/{f.name}" for f in files}
     code = Code(registry)
-    sources = []
     for kind, name in names:
         origin = registry.get(kind, name).origin
-        source = PluginSource(
+        yield PluginSource(
             kind=kind,
             name=name,
             file=own.get(origin),
             origin="a file" if origin in own else origin,
             sources=code.package(kind, name),
         )
-        sources.append(source)
-    return sources
 
 
 def _without_paths(command: str) -> str:
