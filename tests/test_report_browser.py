@@ -382,7 +382,7 @@ def test_another_loss_of_accuracy_is_chosen_by_keyboard_and_changes_the_figures(
 
 
 def test_a_figure_of_the_overview_leads_to_its_row(page: Any) -> None:
-    page.locator("#overview tbody:visible tr").last.locator("td a").first.click()
+    page.locator("#overview tbody:visible tr").first.locator("td a").first.click()
     page.locator("tr.target").wait_for()
     assert page.locator("tr.target").get_attribute("data-defense") == "none"
     assert 0 <= page.locator("tr.target").bounding_box()["y"] <= 900

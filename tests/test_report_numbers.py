@@ -52,6 +52,28 @@ def test_the_attacker_chooses_by_judged_loss_and_never_by_the_truth() -> None:
     assert bound.attack == "unjudged"
 
 
+def test_the_attacker_chooses_the_attack_that_is_best_in_all_other_seeds() -> None:
+    """By other seeds' truth, never by the seed's own."""
+
+    def seed(alone: float, judged: float) -> Any:
+        return {
+            "judged": answered([judged] * 2, judged=[0.0, 0.0], floors={"ssim": [0.2, 0.2]}),
+            "alone": answered([alone] * 2, judged=[1.0, 1.0], floors={"ssim": [0.2, 0.2]}),
+        }
+
+    def chosen(*seeds: Any) -> float:
+        case = require(worst_case(dict(enumerate(seeds)), "ssim", by_truth=False))
+        return float(case.interval.mean)
+
+    better, worse = seed(0.8, 0.4), seed(0.4, 0.8)
+    assert chosen(better) == pytest.approx(0.4)  # of one seed there is no other
+    assert chosen(better, better) == pytest.approx(0.8)
+    assert chosen(better, worse) == pytest.approx((0.4 + 0.4) / 2)
+    assert chosen(better, better, worse) == pytest.approx((0.4 + 0.4 + 0.4) / 3)
+    assert chosen(better, better, seed(0.41, 0.4)) == pytest.approx((0.8 + 0.8 + 0.41) / 3)
+    assert chosen(*[seed(0.43, 0.4)] * 3) == pytest.approx(0.4)  # not clearly
+
+
 def test_the_leak_is_the_way_from_the_floor_to_a_perfect_copy() -> None:
     assert leak(0.6, 0.2, "ssim") == pytest.approx(0.5)
     assert leak(0.1, 0.2, "ssim") == 0.0

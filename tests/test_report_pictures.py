@@ -201,10 +201,10 @@ def test_a_wall_has_the_truth_once_and_each_defenses_least_leaking_setting() -> 
         row("none", 0.95, checkpoint="final"),
     ]
     ((_, strips),) = pictures.walls(rows, _album(rows, ["dlg"] * 3, [0, 0, 0]))
-    assert [s.name for s in strips] == ["truth", "a", "none"]
-    assert [s.source[-1] for s in strips] == ["A", "C", "E"]
+    assert [s.name for s in strips] == ["truth", "none", "a"]
+    assert [s.source[-1] for s in strips] == ["A", "E", "C"]
     assert [s.count for s in strips] == [2, 2, 2]
-    assert strips[1].leak == rows[0].leak
+    assert strips[2].leak == rows[0].leak
 
 
 def test_a_defense_is_on_the_wall_whatever_accuracy_it_loses() -> None:
@@ -213,7 +213,7 @@ def test_a_defense_is_on_the_wall_whatever_accuracy_it_loses() -> None:
         row("none", 0.95, checkpoint="final", accuracy=interval(0.9)),
     ]
     ((_, strips),) = pictures.walls(rows, _album(rows, ["dlg"] * 2, [0, 0]))
-    assert [s.name for s in strips] == ["truth", "a", "none"]
+    assert [s.name for s in strips] == ["truth", "none", "a"]
 
 
 def test_strips_of_other_victims_and_of_attacks_without_pictures_are_left_out() -> None:
