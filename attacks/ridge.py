@@ -21,7 +21,7 @@ class Ridge(Attack):
 
     Args:
         rows: Pairs per regression, public images times plays (mirrored images, or draws of the
-            defense's randomness).
+            defense's randomness), or batches.
     """
 
     recovers = frozenset({"images", "labels"})

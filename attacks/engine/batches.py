@@ -27,16 +27,15 @@ def invert_batch(release: Release, ctx: Context, *, rows: int) -> Reconstruction
         rows: Batches that are played.
     """
     public, labels, size = ctx.aux_x.cpu(), ctx.aux_y.cpu(), release.samples
-    weights = _weigh(release, ctx)
-    draws = (torch.randperm(len(public), generator=ctx.rng)[:size] for _ in range(rows))
-    picks = torch.stack(list(draws))
-    picks = picks.gather(1, weights[picks].argsort(dim=1))
-    share = max(1, SHADOW_COORDINATES // (len(_read(release)[0]) * size))
+    picks = torch.randint(len(public), (rows, size), generator=ctx.rng)
+    picks = picks.gather(1, _weigh(release, ctx)[picks].argsort(dim=1))
+    own = _read(release)
+    share = max(1, SHADOW_COORDINATES // (own.shape[1] * size))
     played = [
         _read(parse(ctx.shadow(public[some], labels[some], release=release.playable)))
         for some in picks.split(share)
     ]
-    read = torch.cat([*played, _read(release)])
+    read = torch.cat([*played, own])
     read = read[:, read[:rows].std(dim=0) > 0]
     # A rare value's regression holds as far as it was seen.
     read = read.clamp(read[:rows].amin(dim=0), read[:rows].amax(dim=0))
@@ -44,9 +43,10 @@ def invert_batch(release: Release, ctx: Context, *, rows: int) -> Reconstruction
         bucket = torch.randint(FEATURES, (width,), generator=ctx.rng)
         sign = torch.randint(2, (width,), generator=ctx.rng) * 2.0 - 1
         read = count_sketch(read, bucket, sign, FEATURES)
-    x = public[picks].flatten(1).double()
-    y = one_hot(labels[picks], ctx.network.classes).flatten(1).double()
-    every, fits = torch.ones(rows, dtype=torch.bool), []
+    read = read.to(ctx.device)
+    x = public[picks].flatten(1).to(read)
+    y = one_hot(labels[picks], ctx.network.classes).flatten(1).to(read)
+    every, fits = torch.ones(rows, dtype=torch.bool, device=read.device), []
     std = read[:rows].std(dim=0)
     for scale in (std.max(), std.clamp_min(1e-6 * std.max())):
         features = read / scale.clamp_min(1e-30)
@@ -56,7 +56,7 @@ def invert_batch(release: Release, ctx: Context, *, rows: int) -> Reconstruction
             judged=every,
             judge=lambda left_out: (left_out[:, : x.shape[1]] - x).square().mean(),
         )
-        fits.append((fitted.loss, fitted(features[rows:], 0)))
+        fits.append((fitted.loss, fitted(features[rows:], 0).cpu()))
     loss, told = min(fits, key=lambda pair: pair[0])
     images = told[:, : x.shape[1]].view(len(told), size, *public.shape[1:]).float()
     return Reconstruction(
@@ -76,9 +76,11 @@ def _read(release: Release) -> Tensor:
 
 def _weigh(release: Release, ctx: Context) -> Tensor:
     """Numbers by which public samples are ordered [N]."""
-    logits = ctx.network.apply(
-        release.before, ctx.aux_x, mode="eval", buffers=dict(release.seen.buffers)
+    before, buffers = (
+        {n: v.to(ctx.device) for n, v in state.items()}
+        for state in (release.before, release.seen.buffers)
     )
+    logits = ctx.network.apply(before, ctx.aux_x, mode="eval", buffers=buffers)
     y = ctx.aux_y.to(logits.device)
     pull = 1 - logits.detach().softmax(dim=1).gather(1, y[:, None])[:, 0]
     # Of two classes the weightiest samples stand at both ends, however many each class has.

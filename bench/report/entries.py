@@ -189,12 +189,10 @@ def _choose_as_elsewhere(
 
     def leakage(answers: Answers, seed: int) -> float:
         floors = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
-        return leak_with_sign(float(answers[0].mean()), float(np.mean(next(floors))), metric)
+        floor = next((_mean(tuple(f)) for f in floors), None)
+        return leak_with_sign(float(answers[0].mean()), floor, metric)
 
-    chosen = dict(judged)
-    if not all(any(metric in r.floors for r in by_seed[seed].values()) for seed in judged):
-        return chosen
-    most = dict.fromkeys(judged, _CLEARLY)
+    chosen, most = dict(judged), dict.fromkeys(judged, _CLEARLY)
     for name in dict.fromkeys(n for seed in judged for n in by_seed[seed]):
         of = {seed: by_seed[seed].get(name) for seed in judged}
         read = {s: r for s, r in of.items() if r and r.judged is not None and metric in r.values}
