@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,6 +181,29 @@ def planned(folder: Path, dataset: str, **protocol: object) -> Plan:
         'batch = 4\n\n[[defenses]]\nname = "none"\n\n[[attacks]]\nname = "prior_only"\n'
     )
     return expand(suite.load(folder / "suite.toml"))
+
+
+def test_files_decide_a_trainings_key_by_their_content_and_names_alone(tmp_path: Path) -> None:
+    """Copied elsewhere, or later, they are the same; in another class's folder they are not."""
+    registry, seen = discover(), []
+
+    def key(folder: str) -> str:
+        job = planned(tmp_path, f"folder:{tmp_path / folder}").trainings[0]
+        return Keys(registry, Environment())._read_fingerprint(job.task.dataset)
+
+    for name in ("cats/a.png", "cats/b.png", "dogs/c.png"):
+        file = tmp_path / "here" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(name.encode())
+    seen.append(key("here"))
+    shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "there" / "cats" / "a.png", (0, 0))
+    assert key("there") == seen[0]
+    (tmp_path / "there" / "dogs" / "c.png").write_bytes(b"dogs/d.png")
+    seen.append(key("there"))
+    (tmp_path / "here" / "cats" / "b.png").rename(tmp_path / "here" / "dogs" / "b.png")
+    seen.append(key("here"))
+    assert len(set(seen)) == 3
 
 
 def test_a_packages_loader_and_its_files_decide_a_trainings_key_and_no_other(

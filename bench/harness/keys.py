@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import data, models
 from bench.extensions import FILE_MODULE
+from bench.files import sha256
 from bench.harness.environment import Environment
 from bench.harness.plan import Plan
 from bench.harness.sources import Sources
@@ -153,13 +154,16 @@ class Keys:
         return key_of(inputs)
 
     def _read_fingerprint(self, dataset: str) -> str:
-        """Size and modification time of the user's files behind a data set, "" if embedded."""
+        """Hash the content of the user's files behind a data set, whenever and wherever they were
+        copied; "" if embedded."""
         own = dataset.partition(":")[2]
         root = Path(own) if own else None
         if root is None and self.env.data_dir and data.has_files(dataset):
             root = self.env.data_dir / dataset
-        paths = [] if root is None else [root, *sorted(root.rglob("*"))]
-        facts = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+        if root is None:
+            return ""
+        paths = [p for p in (root, *sorted(root.rglob("*"))) if p.is_file()]
+        facts = [(p.relative_to(root).as_posix(), sha256(p.resolve())) for p in paths]
         return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
