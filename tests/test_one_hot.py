@@ -1,16 +1,21 @@
 """Records in one-hot groups from sums over several of them, or from a part of one's gradient."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attacks.analytic import Analytic
 from attacks.engine.one_hot import MOST, decode, find_groups
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
-from bench.contract.attack import Context, Seen
+from attacks.tabular import Covers, Tabular
+from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Defense
 from bench.data.dataset import Dataset, from_features
 from bench.harness.cascade import EXPLAINED
@@ -19,6 +24,7 @@ from bench.protocols.observe import Truth
 from defenses.fedml_he import FedMLHE
 from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
+from defenses.quantise import Quantise
 from defenses.secure_aggregation import SecureAggregation
 from tests.conftest import context_for, network_for, seen_under
 
@@ -48,10 +54,12 @@ def observed(
     return seen, truth, context_for(data, network, defense)
 
 
-def attacked(data: Dataset, *given: Any, **more: Any) -> dict[str, Any]:
+def attacked(
+    data: Dataset, *given: Any, attack: Attack | None = None, **more: Any
+) -> dict[str, Any]:
     """Scores of the answer, how many victims failed, and what it leaves unexplained."""
     seen, truth, ctx = observed(data, *given, **more)
-    attack = Analytic()
+    attack = attack or Analytic()
     assert attack.applies(seen) is None
     answer = attack.run(seen, ctx)
     scores = score(
@@ -140,3 +148,73 @@ def test_a_category_without_public_records_joins_the_group_that_lacks_it() -> No
     numeric = np.random.default_rng(0).normal(size=(5, 3))
     told = np.ones((4, 1), dtype=bool)
     assert decode(np.ones((4, 1)), told, numeric, 2, 1e-6, None) == []
+
+
+# --- categories summed over ------------------------------------------------------------------
+
+
+def test_summing_over_categories_gives_all_records_of_a_batch(table: Dataset) -> None:
+    got = attacked(table, batch=4, clients=1, attack=Tabular())
+    assert (got["failed"], got["exact"], got["label_accuracy"]) == (0, 1.0, 1.0)
+    assert got["mse"] < 1e-3
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [Quantise(how="int8"), GaussianUpdate(clip_norm=5.0, noise_multiplier=0.0002)],
+)
+def test_rounding_and_little_noise_hide_no_categories(table: Dataset, defense: Defense) -> None:
+    got = attacked(table, defense, batch=4, clients=2, attack=Tabular())
+    assert got["attribute_accuracy"] > 0.95
+    assert got["mse"] < float(table.aux_x.var(dim=0).mean()) / 2
+
+
+def test_much_noise_leaves_how_frequent_categories_are(table: Dataset) -> None:
+    noise = GaussianUpdate(clip_norm=1.0, noise_multiplier=1.0)
+    got = attacked(table, noise, batch=4, clients=2, attack=Tabular())
+    assert got["mse"] < 1.3 * float(table.aux_x.var(dim=0).mean())
+
+
+@given(samples=st.integers(1, 3), sizes=st.lists(st.integers(2, 3), min_size=1, max_size=2),
+       seed=st.integers(0, 2**31))  # fmt: skip
+@settings(deadline=None, max_examples=40)
+def test_ways_to_fill_groups_are_summed_as_if_listed(
+    samples: int, sizes: list[int], seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    groups = [range(sum(sizes[:n]), sum(sizes[: n + 1])) for n in range(len(sizes))]
+    public = torch.rand(9, sum(sizes), generator=rng, dtype=torch.float64)
+    covers = Covers(groups, samples, public)
+    scores = torch.randn(1, 2**samples, sum(sizes), generator=rng, dtype=torch.float64)
+    of_column = scores[0] + covers.prior
+    total, shares = 0.0, torch.zeros(samples, sum(sizes), dtype=torch.float64)
+    for group in groups:
+        ways = list(itertools.product(group, repeat=samples))
+        each = torch.stack([
+            sum(of_column[sum(2**k for k in range(samples) if way[k] == column), column]
+                for column in group)
+            for way in ways
+        ])  # fmt: skip
+        total += float(each.logsumexp(dim=0))
+        for way, share in zip(ways, each.softmax(dim=0), strict=True):
+            for k, column in enumerate(way):
+                shares[k, column] += share
+    assert float(covers.log_sum(scores)) == pytest.approx(total, rel=1e-9)
+    assert torch.allclose(covers.shares(scores)[0], shares)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"batch": 6}, "at most 5 records"),
+        ({"local_steps": 2}, "one step of one client"),
+        ({"defense": SecureAggregation()}, "one step of one client"),
+        ({"model": "mlp3"}, "reads softmax regression"),
+        ({"defense": Quantise(how="sign")}, "none tells by itself"),
+    ],
+)
+def test_categories_are_summed_over_for_few_records_of_one_step(
+    table: Dataset, more: dict[str, Any], reason: str
+) -> None:
+    seen, _, _ = observed(table, **{"batch": 4, **more})
+    assert reason in str(Tabular().applies(seen))

@@ -53,7 +53,7 @@ def test_they_have_every_defense_and_the_attacks_that_decide(
     special = {"r_gap", "spear", "gdbr", "sme"}
     labels = {"split_label"}  # which reference's clients send
     for suite, defenses, attacks in (
-        (full, set(), set()),
+        (full, set(), {"tabular"}),  # its data are images
         (reference, thousands, special | labels),
     ):
         assert set(registry.names("defense")) - {d.name for d in suite.defenses} == defenses
@@ -93,8 +93,8 @@ def test_every_defense_meets_every_attack_that_can_apply_to_it_somewhere(
     full_plan: Plan, registry: Registry
 ) -> None:
     met = {(c.train.defense, c.attack) for c in full_plan.cells}
-    # Need a linear first layer, and one step of fedsgd, which nothing with patches has.
-    flat_alone = {"analytic", "cocktail_party", "r_gap", "spear"}
+    # Need a linear first layer, or a table, and one step of fedsgd, which nothing with patches has.
+    flat_alone = {"analytic", "cocktail_party", "r_gap", "spear", "tabular"}
     for defense in registry.names("defense"):
         missing = {a for a in registry.names("attack") if (defense, a) not in met}
         assert missing <= flat_alone, defense
@@ -193,7 +193,7 @@ def test_reference_attacks_rounds_of_the_training_first_and_one_sample_second(
         {a.name for a in reference.attacks if (a.threat or "as_trained") == t} for t, *_ in seen
     )
     assert trained - single == {"cocktail_party"}  # needs more samples than one
-    assert trained & single == {"prior_only", "ilrg", "analytic", "idlg", "ridge"}
+    assert trained & single == {"prior_only", "ilrg", "analytic", "idlg", "ridge", "tabular"}
 
 
 @pytest.mark.slow

@@ -182,13 +182,13 @@ def decode(
         ]
         if all(p is not None for p in places):
             by_group = list(zip(groups, places, strict=True))
-            solution = _solve(by_group, columns, told, public, errors, tolerance, head)
+            solution = solve_records(by_group, columns, told, public, errors, tolerance, head)
             solutions.append((*solution, errors))
     solutions.sort(key=lambda solution: solution[0])
     return [(records, errors) for _, records, errors in solutions]
 
 
-def _solve(
+def solve_records(
     places: Sequence[tuple[range, Any]], columns: Array, told: NDArray[np.bool_], public: Array,
     errors: Array, tolerance: float, head: Array | None,
 ) -> tuple[float, Array]:  # fmt: skip
