@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.contract.attack import Attack, Context, Reconstruction, Seen
+from bench.contract.attack import Attack, Context, Reconstruction
 from bench.contract.defense import Defense
 from bench.metrics.answers import check_values, validate_answer
-from bench.models import Network
-from bench.protocols.observe import Truth
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, class_cases, skip
-from bench.sandbox.conformance.playground import Ground, digits, observe_round
+from bench.sandbox.conformance.playground import Ground, Scene, digits, observe_round
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import name_errors
@@ -23,7 +21,7 @@ from bench.sandbox.rehearsal import Rehearsals
 from bench.sandbox.stage import CPU
 from bench.seeding import generator
 
-BUDGET, AUXILIARY, VICTIMS = 4, 120, 2
+BUDGET, AUXILIARY = 4, 120
 FEW = 30
 """Public samples of a fast examination."""
 _SCENES: tuple[tuple[Ground, int], ...] = (
@@ -36,30 +34,16 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
 """Rounds with the batch size of each victim."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """One observed round of digits, and its truth, which the attack is not given."""
-
-    name: str
-    seen: Seen
-    truth: Truth
-    network: Network
-
-
 def scenes() -> Iterator[Scene]:
     """Observations of digits under no defense, one per protocol and batch size."""
     for ground, batch in _SCENES:
-        seen, truth, network = observe_round(Defense(), ground, batch=batch, victims=VICTIMS)
-        name = f"{ground.name}, {ground.model}, batch {batch}"
-        yield Scene(name=name, seen=seen, truth=truth, network=network)
+        yield observe_round(Defense(), ground, batch=batch)
 
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
     """What a run would give the attack, with few public samples."""
-    rng, network = generator(0, "conformance attack"), scene.network
-    rehearsals = Rehearsals(
-        seen=scene.seen, network=network, defense=Defense(), rng=rng, device=CPU
-    )
+    seen, network, rng = scene.seen, scene.network, generator(0, "conformance attack")
+    rehearsals = Rehearsals(seen=seen, network=network, defense=Defense(), rng=rng, device=CPU)
     public = digits().aux_x[:auxiliary], digits().aux_y[:auxiliary]
     return rehearsals.context(public, budget=budget)
 

@@ -90,8 +90,9 @@ def check_run(rounds: Rounds, ground: Ground) -> str:
         raise NotChecked(f"not applicable: {lack}")
     before = attributes(rounds.defense, Defense)
     rounds.played[ground] = played = play(rounds.defense, ground, watch=rounds.watch)
-    rounds.watch.compare(before, attributes(played.defense, Defense))
-    return f"{ground.model}, {len(played.clients)} clients"
+    federation = played.federation
+    rounds.watch.compare(before, attributes(federation.defense, Defense))
+    return f"{ground.model}, {len(federation.clients)} clients"
 
 
 def _difference(a: Played, b: Played) -> str | None:
@@ -105,8 +106,8 @@ def _difference(a: Played, b: Played) -> str | None:
                     return f"'{name}' in message '{m.kind}' of {m.sender}"
                 if not same(part.presence(), n.parts[name].presence()):
                     return f"what is present of '{name}' in message '{m.kind}'"
-    moved = (n for n, value in a.state.items() if not same(value, b.state[n]))
-    return next((f"the model's '{name}'" for name in moved), None)
+    mine, other = a.federation.state, b.federation.state
+    return next((f"the model's '{n}'" for n in mine if not same(mine[n], other[n])), None)
 
 
 def check_repeats(rounds: Rounds, ground: Ground) -> str:
@@ -154,10 +155,10 @@ def check_presence(rounds: Rounds) -> str:
         raise NotChecked("the defense withholds nothing")
     under = list(dict.fromkeys(ground for ground, *_ in withheld))
     for ground in under:
-        run = play(rounds.defense, ground, watch=Watch(poisons=True))
-        for key, value in rounds.played[ground].state.items():
+        poisoned = play(rounds.defense, ground, watch=Watch(poisons=True)).federation.state
+        for key, value in rounds.played[ground].federation.state.items():
             require(
-                same(value, run.state[key]),
+                same(value, poisoned[key]),
                 f"under {ground.name} the model's '{key}' depends on values that were not sent.",
                 "mix" if "mix" in rounds.defense.owns else "aggregate",
             )
@@ -184,10 +185,10 @@ def check_zero_strength(rounds: Rounds, settings: Mapping[str, Any], build: Rebu
         weak = build({**settings, **declared})
     except ValueError as error:
         raise Broken(f"the settings of zero_strength are refused: {error}") from error
-    without, under = play(Defense(), rounds.main), play(weak, rounds.main)
-    size = max(float(v.abs().max()) for v in without.state.values())
-    for key, value in without.state.items():
-        off = float((value - under.state[key]).abs().max())
+    without, under = (play(d, rounds.main).federation.state for d in (Defense(), weak))
+    size = max(float(v.abs().max()) for v in without.values())
+    for key, value in without.items():
+        off = float((value - under[key]).abs().max())
         require(
             off <= _EQUAL * size,
             f"with {dict(declared)} the model's '{key}' differs by {off:.3g} from the "
@@ -209,8 +210,8 @@ def check_composed(rounds: Rounds, ground: Ground) -> str:
 
 def check_observed(rounds: Rounds) -> str:
     """One observed round as attacks get it: exported, reloaded, rehearsed."""
-    data = digits()
-    seen, _, network = observe_round(fresh(rounds.defense), rounds.main)
+    data, scene = digits(), observe_round(fresh(rounds.defense), rounds.main)
+    seen, network = scene.seen, scene.network
     with tempfile.TemporaryDirectory() as folder:
         save_seen(seen, Path(folder) / "seen")
         again = load_seen(Path(folder) / "seen")

@@ -41,14 +41,14 @@ def _problems(message: Message, run: Played, ground: Ground) -> Iterator[str]:
         message.kind == "labels" and ground.cut
     )
     values = ((n, v) for n, p in message.parts.items() for v in (p.values, p.present))
-    for (name, value), client in product(values, run.clients):
+    for (name, value), client in product(values, run.federation.clients):
         if value is None:
             continue
         if _copies(value, client):
             yield f"holds private samples of {client.id} bit for bit in '{name}'"
         if own and _alike(value, client):
             yield f"holds private samples of {client.id}, scaled, in '{name}'"
-        if own and _tells_labels(value, client, run.used.get(client.id)):
+        if own and _tells_labels(value, client, run.results[-1].used.get(client.id)):
             yield f"holds the labels of {client.id} in '{name}'"
 
 

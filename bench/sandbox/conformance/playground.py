@@ -1,6 +1,6 @@
 """Tiny federations of every protocol, in which a defense is played for the checks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bench import data
 from bench.contract.attack import Seen
-from bench.contract.defense import Client, Defense
-from bench.contract.messages import SERVER, Message, State
+from bench.contract.defense import Defense
+from bench.contract.messages import SERVER, Message
 from bench.data.dataset import Dataset
 from bench.models import Network, build
 from bench.protocols.federation import Federation, RoundResult
@@ -77,21 +77,27 @@ def grounds(cut: tuple[str, str] = CUTS[0]) -> tuple[Ground, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Some rounds of one federation: state and clients as they are after them.
+    """Some rounds of one federation.
 
     Attributes:
+        federation: As it is after them; its defense is the watched copy that played.
         results: The rounds.
         seen: What the server received, round by round.
-        used: Each client's samples in the last round.
-        defense: The watched copy that played.
     """
 
+    federation: Federation
     results: Sequence[RoundResult]
     seen: Sequence[tuple[Message, ...]]
-    state: State
-    clients: Sequence[Client]
-    used: Mapping[str, Tensor]
-    defense: Defense
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One observed round of digits, and its truth, which an attack is not given."""
+
+    name: str
+    seen: Seen
+    truth: Truth
+    network: Network
 
 
 def private_data(clients: int) -> list[tuple[Tensor, Tensor]]:
@@ -104,9 +110,9 @@ def private_data(clients: int) -> list[tuple[Tensor, Tensor]]:
     return samples
 
 
-def company(defense: Defense) -> int:
+def company(defense: Defense, least: int = 3) -> int:
     """Clients of a run: a few, and as many as the defense mixes."""
-    return -(-3 // defense.together) * defense.together
+    return -(-least // defense.together) * defense.together
 
 
 def play(
@@ -143,14 +149,8 @@ def play(
     for name, value in federation.state.items():
         if not bool(torch.isfinite(value).all()):
             raise WrongAnswer("aggregate", f"left '{name}' NaN or infinite after {rounds} rounds")
-    return Played(
-        results=results,
-        seen=[r.wire.messages_for(SERVER) for r in results],
-        state=federation.state,
-        clients=federation.clients,
-        used=results[-1].used,
-        defense=copy,
-    )
+    seen = [r.wire.messages_for(SERVER) for r in results]
+    return Played(federation=federation, results=results, seen=seen)
 
 
 def fitting(defense: Defense) -> tuple[str, str]:
@@ -171,13 +171,10 @@ def digits() -> Dataset:
     return data.load_dataset("digits", seed=0)
 
 
-def observe_round(
-    defense: Defense, ground: Ground, *, batch: int = 1, victims: int = 2
-) -> tuple[Seen, Truth, Network]:
+def observe_round(defense: Defense, ground: Ground, *, batch: int = 1) -> Scene:
     """One observed round on digits, as a run's first checkpoint has it."""
-    dataset = digits()
+    dataset, victims = digits(), company(defense, 2)
     network = ground.network(dataset.shape, dataset.classes)
-    victims = -(-victims // defense.together) * defense.together
     order = torch.randperm(len(dataset.train_y), generator=generator(0, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
     samples = [(dataset.train_x[s], dataset.train_y[s]) for s in shares]
@@ -200,4 +197,5 @@ def observe_round(
         defense_known={"name": "checked", "settings": {}},
         names=("init",),
     )
-    return seen, truth, network
+    name = f"{ground.name}, {ground.model}, batch {batch}"
+    return Scene(name=name, seen=seen, truth=truth, network=network)
