@@ -6,6 +6,7 @@ cases that stand in its place. No fault of a plugin leaves a case: it becomes a 
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,6 @@ def advice(check: str) -> tuple[str, str]:
     return next(entry for name, entry in _ADVICE.items() if check.startswith(name))
 
 
-KINDS: tuple[PluginKind, ...] = ("defense", "attack")
 Progress = Iterator[tuple[str, Conformance]]
 """Before each check what it is and the findings so far, at last "" and all findings."""
 
@@ -74,15 +74,10 @@ def run_cases(
         plugins: Whose lines are named where their code raises outside of a hook.
     """
     began, findings = time.perf_counter(), list[Finding]()
+    blank = Conformance(kind=kind, name=name, settings=dict(settings))
 
     def so_far() -> Conformance:
-        return Conformance(
-            kind=kind,
-            name=name,
-            settings=dict(settings),
-            findings=tuple(findings),
-            seconds=time.perf_counter() - began,
-        )
+        return replace(blank, findings=tuple(findings), seconds=time.perf_counter() - began)
 
     yield "its constructor", so_far()
     for case in cases:
@@ -193,7 +188,7 @@ def plugins_of(registry: Registry, target: str) -> list[tuple[PluginKind, str]]:
     name that is not one, and for a plugin that is broken."""
     if is_file(target):
         return [(p.kind, p.name) for p in plugins_of_file(registry, Path(target))]
-    if plugins := [(kind, target) for kind in KINDS if (kind, target) in registry.usable]:
+    if plugins := [key for key in registry.usable if key[1] == target]:
         return plugins
     if "+" not in target:
         names = [*registry.names("defense"), *registry.names("attack"), "FILE.py"]

@@ -18,8 +18,6 @@ from bench.errors import UserError
 from bench.sandbox.findings import Conformance, Finding
 from bench.toolkit.processes import serve_parent
 
-TIMEOUT_S = 600.0
-"""Limit for the check of one plugin."""
 _STACK = "stack.txt"
 
 
@@ -29,7 +27,7 @@ def check_in_process(
     *,
     fast: bool = False,
     dataset: str | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = 600.0,
 ) -> Iterator[Conformance]:
     """As `check_plugins`, in a process of its own, which works in an empty temporary folder.
 

@@ -29,8 +29,7 @@ _WRITABLE = ("memory", "plan", "rng")
 _POISON = 1000.0
 Listener = Callable[[tuple[Any, ...], Any], None]
 _ARGUMENTS = {
-    hook.name: tuple(inspect.signature(getattr(Defense, hook.name)).parameters)[1:]
-    for hook in HOOKS
+    h.name: tuple(inspect.signature(getattr(Defense, h.name)).parameters)[1:] for h in HOOKS
 }
 _NOTICES = (
     "arguments untouched",
@@ -50,9 +49,8 @@ def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
     elif isinstance(value, (list, tuple)):
         items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     elif is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in fields(value)]
-        if isinstance(value, Client):
-            names = [n for n in names if n not in _WRITABLE]
+        left_out = _WRITABLE if isinstance(value, Client) else ()
+        names = [f.name for f in fields(value) if f.name not in left_out]
         items = [(f"{path}.{name}" if path else name, getattr(value, name)) for name in names]
     else:
         yield path, value
