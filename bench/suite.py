@@ -13,14 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from bench.errors import MOST_OF_KEY, UserError, sentence_of
 from bench.names import GivenName, close_name, did_you_mean
@@ -40,6 +33,7 @@ from bench.protocols.settings import (
 )
 
 if TYPE_CHECKING:
+    from pydantic import ValidationInfo
     from pydantic_core import ErrorDetails
 
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
@@ -50,19 +44,21 @@ _SEEDS = 2**63
 """Seeds lie below it, and not below its negative."""
 
 
-class _OnTasks(BaseModel):
-    """What runs on some of a suite's tasks."""
+class _Entry(BaseModel):
+    """A plugin with its settings, which runs on some of a suite's tasks."""
 
     model_config = STRICT
 
     tasks: Listed[int] | None = Field(None, min_length=1)
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
 
     def runs_on(self, place: int) -> bool:
         """Return whether it runs on the task at that place in the file."""
         return self.tasks is None or place in self.tasks
 
 
-class DefenseSettings(_OnTasks):
+class DefenseSettings(_Entry):
     """A defense with its settings.
 
     Attributes:
@@ -70,9 +66,6 @@ class DefenseSettings(_OnTasks):
         settings: Its settings; a list of values makes one setting per value (grid).
         tasks: The tasks on which it runs, by their places in the file from 0; all by default.
     """
-
-    name: str
-    settings: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("settings")
     @classmethod
@@ -86,7 +79,7 @@ class DefenseSettings(_OnTasks):
         return settings
 
 
-class AttackSettings(_OnTasks):
+class AttackSettings(_Entry):
     """An attack with its settings and what it attacks.
 
     Attributes:
@@ -99,8 +92,6 @@ class AttackSettings(_OnTasks):
         after: Names of attacks above it; victims that they have rebuilt are spared.
     """
 
-    name: str
-    settings: dict[str, Any] = Field(default_factory=dict)
     after: Listed[str] = Field(default_factory=list)
     threat: str | None = None
     budget: int | None = Field(None, ge=1, le=MOST)
@@ -201,8 +192,7 @@ class Suite(BaseModel):
                     )
         if TRAINING in self.checkpoints and not any(t.recorded for t in self.threats):
             yield f'checkpoint {TRAINING} needs a threat whose work is "as_trained".'
-        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
-        for entry in entries:
+        for entry in (*self.defenses, *self.attacks):
             for place in entry.tasks or []:
                 if place not in range(len(self.tasks)):
                     kind = "defense" if isinstance(entry, DefenseSettings) else "attack"
@@ -220,14 +210,11 @@ class Suite(BaseModel):
         """Attacks that are to go after ones that do not go before them wherever they run."""
         first, everywhere = self.threats[0].name, range(len(self.tasks))
         for place, attack in enumerate(self.attacks):
-            above = {
-                a.name: a
-                for a in self.attacks[:place]
-                if (a.threat or first) == (attack.threat or first)
-            }
+            threat = attack.threat or first
+            above = {a.name: a for a in self.attacks[:place] if (a.threat or first) == threat}
             for name in attack.after:
                 if name not in above:
-                    where = f"attacks above {attack.name} under threat {attack.threat or first}"
+                    where = f"attacks above {attack.name} under threat {threat}"
                     yield did_you_mean("attack", name, list(above), where=where)
                     continue
                 earlier = above[name]
@@ -282,16 +269,13 @@ class Suite(BaseModel):
         for attack in self.attacks:
             yield from repeats(f"the checkpoints of attack {attack.name}", attack.checkpoints or ())
             yield from repeats(f"what attack {attack.name} goes after", attack.after)
-        entries: list[DefenseSettings | AttackSettings] = [*self.defenses, *self.attacks]
-        for entry in entries:
+        for entry in (*self.defenses, *self.attacks):
             yield from repeats(f"the tasks of {entry.name}", entry.tasks or ())
         tasks = [
             task.model_dump(exclude={"protocol"}) | self.protocol_of(task).model_dump()
             for task in self.tasks
         ]
-        yield from repeats(
-            "tasks", tasks, show=lambda task: f"{task['dataset']} with {task['model']}"
-        )
+        yield from repeats("tasks", tasks, show=lambda t: f"{t['dataset']} with {t['model']}")
         for place, task in enumerate(self.tasks):
             here = [defense for defense in self.defenses if defense.runs_on(place)]
             pairs = [(d.name, settings) for d in here for settings in grid(d.settings)]
