@@ -111,9 +111,8 @@ def read_views(files: Sequence[Path], truths: Sequence[Path] | None = None) -> l
         if truth is not None:
             check_labels(place, truth.y, seen)
         about = read_json(base.with_name(f"{base.name}.json"), links=True)
-        view = Captured(
-            name=base.name, seen=seen, public=public_of(base, seen), truth=truth, about=about
-        )
+        public = public_of(base, seen)
+        view = Captured(name=base.name, seen=seen, public=public, truth=truth, about=about)
         twin = next((i for i, twin_view in enumerate(views) if _same_work(twin_view, view)), None)
         if twin is None:
             views.append(view)
@@ -212,13 +211,10 @@ def attack_view(
     shared = SharedWork(observation=place, seed=seed, stream=("view", view.name))
     for number, (name, attack) in enumerate(attacks.items()):
         tell(name, number, len(attacks))
+        # Each draws from a stream of its own, whatever runs beside it.
+        rng = generator(seed, "attack", name, view.name)
         rehearsals = Rehearsals(
-            seen=view.seen,
-            network=network,
-            defense=defense,
-            # Each draws from a stream of its own, whatever runs beside it.
-            rng=generator(seed, "attack", name, view.name),
-            device=torch.device(device),
+            seen=view.seen, network=network, defense=defense, rng=rng, device=torch.device(device)
         )
         ctx = rehearsals.context(view.public, budget=budget, shared=shared)
         blank = Attacked(attack=name, view=view, floors=lowest, unexplained=unlike)
@@ -236,12 +232,9 @@ def _run_attack(blank: Attacked, attack: Attack, ctx: Context) -> Attacked:
     if (reason := attack.applies(read)) is not None:
         return replace(blank, reason=f"does not apply: {reason}")
     answer = attack.run(read, ctx)
-    return replace(
-        blank,
-        answer=answer,
-        scores=None if view.truth is None else score(answer, **_scoring_facts(view, view.truth)),
-        judged=judge().losses(view.seen, ctx, answer),
-    )
+    scores = None if view.truth is None else score(answer, **_scoring_facts(view, view.truth))
+    judged = judge().losses(view.seen, ctx, answer)
+    return replace(blank, answer=answer, scores=scores, judged=judged)
 
 
 def _scoring_facts(view: Captured, truth: Truth) -> dict[str, Any]:
@@ -261,12 +254,10 @@ def _floors(view: Captured) -> dict[str, list[float]]:
     if view.truth is None:
         return {}
     clients, samples = view.truth.y.shape
-    return floors(
-        **_scoring_facts(view, view.truth),
-        aux_y=view.public[1],
-        dealing=Dealing(how="iid", clients=clients, least=samples),
-        granted="truth_labels" in view.seen.known,
-    )
+    facts = _scoring_facts(view, view.truth)
+    dealing = Dealing(how="iid", clients=clients, least=samples)
+    granted = "truth_labels" in view.seen.known
+    return floors(**facts, aux_y=view.public[1], dealing=dealing, granted=granted)
 
 
 def save_answer(attacked: Attacked, out: Path) -> Path:

@@ -42,6 +42,7 @@ def explain_difference(
     """
     sizes = sum(v.numel() for v in seen.before.values())
     together = max(1, 40_000_000 // max(1, sizes))
+    alone, place = replace(seen, earlier=()), torch.device(device)
     for number, client in enumerate(seen.clients):
         x, y = truth.x[number], truth.y[number]
         several = int(seen.known["batch"]) < len(y)
@@ -49,13 +50,7 @@ def explain_difference(
         plays = ORDERS if several or not plain else 1
         rng = generator(0, "orders", client)
         orders = torch.stack([torch.randperm(len(y), generator=rng) for _ in range(plays)])
-        rehearse = Rehearsals(
-            seen=replace(seen, earlier=()),
-            network=network,
-            defense=defense,
-            rng=rng,
-            device=torch.device(device),
-        )
+        rehearse = Rehearsals(seen=alone, network=network, defense=defense, rng=rng, device=place)
         played = []
         for some in orders.split(together):
             shadow = rehearse(x[some], y[some])

@@ -162,13 +162,9 @@ class Capture:
         self._truth: Truth | None = None
 
     def _build(self, name: str, x: Tensor, settings: Mapping[str, Any]) -> ModuleNetwork:
+        shape, settings = tuple(x.shape[1:]), {**settings, "without_dropout": True}
         try:
-            network = models.build(
-                name,
-                shape=tuple(x.shape[1:]),
-                classes=self._classes,
-                settings={**settings, "without_dropout": True},
-            )
+            network = models.build(name, shape=shape, classes=self._classes, settings=settings)
         except UserError as error:
             if self._classes_told:
                 raise
@@ -203,7 +199,7 @@ class Capture:
             known: scale * slopes.get(inner, torch.zeros_like(own[inner])).detach().cpu()
             for known, inner in self.network.anatomy.parameters.items()
         }
-        self._record("gradient", values, truth, samples=len(y), batch=len(y), steps=1)
+        self._record("gradient", values, truth, count=len(y), batch=len(y), steps=1)
 
     def weights(
         self,
@@ -241,7 +237,7 @@ class Capture:
             )
         steps = local_epochs * -(-count // batch)
         values = self._named(models.bare_parameters(self._model))
-        self._record("weights", values, truth, samples=count, batch=batch, steps=steps)
+        self._record("weights", values, truth, count=count, batch=batch, steps=steps)
 
     def save(self, out: str | Path) -> Exported:
         """Write what was recorded: OUT.safetensors, OUT.json, OUT-public.safetensors, and the truth
@@ -299,14 +295,7 @@ class Capture:
         return y.long()
 
     def _record(
-        self,
-        kind: Kind,
-        values: State,
-        truth: Truth | None,
-        *,
-        samples: int,
-        batch: int,
-        steps: int,
+        self, kind: Kind, values: State, truth: Truth | None, *, count: int, batch: int, steps: int
     ) -> None:
         lr = 1.0 if self._lr is None else self._lr
         size = sum(v.numel() for v in values.values())
@@ -329,7 +318,7 @@ class Capture:
             known={
                 "batch": batch,
                 "local_steps": steps,
-                "samples": samples,
+                "samples": count,
                 "lr": lr,
                 "mode": self._mode,
                 "threat": f"captured: one round, batch {batch}, {steps} step(s)",
@@ -366,10 +355,7 @@ class Capture:
         x = x.detach().float().cpu()
         if self._scale:
             places = (-1, *(1,) * (x.ndim - 2))
-            mean, std = (
-                torch.as_tensor(self._scale[name], dtype=x.dtype).view(places)
-                for name in ("mean", "std")
-            )
+            mean, std = (x.new_tensor(self._scale[n]).view(places) for n in ("mean", "std"))
             x = x * std + mean
         if x.ndim != 4 or len(x) == 0:
             return x
