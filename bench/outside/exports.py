@@ -1,7 +1,6 @@
 """What the server saw of one cell: written as plain files, and opened as an `nn.Module`."""
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from bench.errors import UserError
 from bench.harness.environment import Environment, dataset_of, registry_for
 from bench.harness.store import Store, write_whole
 from bench.models import Network
-from bench.protocols.export import earlier_path, load_samples, load_seen, save_seen, save_tensors
+from bench.protocols.export import load_samples, load_seen, save_seen, save_tensors
 from bench.records import Cell, Run, check_kept, read_json, to_json
 from bench.report.choosing import find
 
@@ -93,31 +92,26 @@ def write_view(
     Raises:
         UserError: If it cannot be written.
     """
-    paths = Exported(
-        tensors=base.with_name(f"{base.name}.safetensors"),
-        text=base.with_name(f"{base.name}.json"),
-        public=_public_beside(base),
-    )
+    tensors, text = base.with_suffix(".safetensors"), base.with_suffix(".json")
+    paths = Exported(tensors=tensors, text=text, public=_public_beside(base))
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=base.parent, prefix=".export") as place:
-            temporary = Path(place) / "seen"
+            temporary = Path(place) / base.name
             save_seen(seen, temporary)
             save_tensors({"x": public[0], "y": public[1]}, _public_beside(temporary))
-            text = json.loads(temporary.with_suffix(".json").read_text(encoding="utf-8"))
-            for number in range(len(seen.earlier)):
-                for ending in (".safetensors", ".json"):
-                    source, goal = earlier_path(temporary, number), earlier_path(base, number)
-                    os.replace(f"{source}{ending}", f"{goal}{ending}")
-            os.replace(temporary.with_suffix(".safetensors"), paths.tensors)
-            os.replace(_public_beside(temporary), paths.public)
+            for file in Path(place).iterdir():
+                if file.name == text.name:  # written last, with more in it
+                    about = json.loads(file.read_text(encoding="utf-8"))
+                else:
+                    file.replace(base.with_name(file.name))
         labels = [len(seen.clients), seen.known["samples"]]
-        text["answer"] = {
+        about["answer"] = {
             "images": [*labels, *seen.network["shape"]],
             "labels": labels,
             "label_counts": [len(seen.clients), seen.network["classes"]],
         }
-        write_whole(paths.text, to_json(text | facts))
+        write_whole(text, to_json(about | facts))
     except OSError as error:
         raise UserError(f"cannot write {base} ({error.strerror or error}).") from error
     return paths
@@ -228,12 +222,10 @@ class NetworkModule(nn.Module):
 
         Raises ValueError in eval mode if the network normalises and has no buffers.
         """
-        return self._network.apply(
-            dict(self.named_parameters(remove_duplicate=False)),
-            x,
-            mode="train" if self.training else "eval",
-            buffers=dict(self.named_buffers(remove_duplicate=False)) or None,
-        )
+        weights = dict(self.named_parameters(remove_duplicate=False))
+        buffers = dict(self.named_buffers(remove_duplicate=False)) or None
+        mode = "train" if self.training else "eval"
+        return self._network.apply(weights, x, mode=mode, buffers=buffers)
 
 
 @dataclass(frozen=True, kw_only=True)
