@@ -36,12 +36,9 @@ def export(
 
         env = options.choose_environment("cpu", data_dir, download, None)
         paths = export_view(folder, cell, out, env, view)
-    for path, what in (
-        (paths.tensors, "tensors that the server saw"),
-        (paths.text, "what they are, and public facts"),
-        (paths.public, "public samples that the threat grants"),
-    ):
-        options.say(f"{path}: {what}")
+    options.say(f"{paths.tensors}: tensors that the server saw")
+    options.say(f"{paths.text}: what they are, and public facts")
+    options.say(f"{paths.public}: public samples that the threat grants")
 
 
 def score(
@@ -90,12 +87,9 @@ def _print_scores(scored: Scored) -> None:
         texts += [(name, figure(value, metric)) for name, value in others if value is not None]
         titles = [METRICS[metric].title, *[""] * len(texts)]
         lines += [(title, *text) for title, text in zip(titles, texts, strict=False)]
-    options.print_table(
-        ("metric", "answer", "mean [95 % interval]"),
-        lines,
-        figures=1,
-        title=f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each",
-    )
+    heads = ("metric", "answer", "mean [95 % interval]")
+    title = f"{scored.name}: {scored.victims} victims, {scored.samples} sample(s) each"
+    options.print_table(heads, lines, figures=1, title=title)
     for answer in scored.answers:
         if answer.failed:
             note = f"{answer.failed} victim(s) failed: scored as the mean public image."
@@ -112,10 +106,9 @@ def merge(
 
         merged = merging.merge(folders, out)
         paths = publish(out, ("json", "csv", "md"))
-    counts = f"{len(merged.trainings)} trainings and {len(merged.cells)} cells"
     options.say(
-        f"{counts} of {len(folders)} folder(s). "
-        f"Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
+        f"{len(merged.trainings)} trainings and {len(merged.cells)} cells of {len(folders)} "
+        f"folder(s). Leaderboard: {paths[0].with_suffix('')}.{{json,csv,md}}"
     )
 
 
@@ -270,10 +263,8 @@ def _privacy(view: Captured) -> Iterator[str]:
     privacy = view.about.get("privacy")
     if privacy is None:
         return
-    yield (
-        f"Proven for replacing a record: epsilon {float(privacy['eps_record']):.4g} at delta "
-        f"{privacy['delta']:g}."
-    )
+    proven, delta = float(privacy["eps_record"]), privacy["delta"]
+    yield f"Proven for replacing a record: epsilon {proven:.4g} at delta {delta:g}."
     if (claimed := privacy["eps_claimed"]) is not None:
         yield f"By the library's accountant: epsilon {float(claimed):.3g} per {privacy['unit']}."
     yield from privacy["reasons"]

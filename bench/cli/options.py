@@ -67,8 +67,7 @@ _announced: set[Path] = set()
 
 def say(text: str, *, aside: bool = False, style: str | None = None) -> None:
     """Print plain text, which only the terminal wraps; aside: on stderr."""
-    out = errors if aside else console
-    out.print(text, style=style, soft_wrap=True)
+    (errors if aside else console).print(text, style=style, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -79,13 +79,9 @@ def _print_rows(report: Mapping[str, Any], unit: str) -> None:
         counts = (row["settings"], row["trainings"], row["cells"], cached)
         costs = (_short(row["hours"]), _short(row["bytes"] / _GB))
         lines.append([*map(str, (*about, *counts)), *costs])
-    options.print_table(
-        ("task", "protocol", "data set, model", *figures),
-        lines,
-        figures=len(figures),
-        title=f"{report['suite']} v{report['version']}",
-        padding=(0, 1, 0, 0),
-    )
+    heads = ("task", "protocol", "data set, model", *figures)
+    title = f"{report['suite']} v{report['version']}"
+    options.print_table(heads, lines, figures=len(figures), title=title, padding=(0, 1, 0, 0))
 
 
 def _short(value: float) -> str:
@@ -105,11 +101,8 @@ def _sentences(plan: Plan, report: Mapping[str, Any], unit: str) -> Iterator[str
         unlike = report["unlike"]
         if unlike < missing:
             left_out = f" {unlike:,} jobs are like nothing measured and left out." if unlike else ""
-            yield (
-                f"Not cached: {_short(report['hours'])} {unit}-hours, by medians of measured "
-                f"jobs.{left_out}"
-            )
-            time = duration(3600 * report["wall_hours"])
+            hours, time = _short(report["hours"]), duration(3600 * report["wall_hours"])
+            yield f"Not cached: {hours} {unit}-hours, by medians of measured jobs.{left_out}"
             yield f"With --jobs {report['jobs']}: {time}, if nothing else runs."
         else:
             yield (
@@ -117,9 +110,7 @@ def _sentences(plan: Plan, report: Mapping[str, Any], unit: str) -> Iterator[str
                 f"(leakbench run {plan.suite.name} --only seed={plan.trainings[0].seed} --only "
                 "task=0 --device cuda) and plan again with the same --out."
             )
-        yield (
-            f"Disk: {_short(report['bytes'] / _GB)} GB more in {report['folder']}, "
-            f"{_short(report['free_bytes'] / _GB)} GB are free."
-        )
+        more, free = (_short(report[name] / _GB) for name in ("bytes", "free_bytes"))
+        yield f"Disk: {more} GB more in {report['folder']}, {free} GB are free."
         if report["bytes"] > 0.8 * report["free_bytes"]:
             yield "Warning: that disk is likely too small; run parts of it with --out on others."

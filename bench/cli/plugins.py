@@ -132,9 +132,6 @@ def _settings(cls: Any) -> str:
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
-Target = Annotated[str, typer.Argument(help="A plugin's name, or FILE.py.")]
-Checked = Annotated[str, typer.Argument(help="A name, FILE.py, or a model FILE.py:Net.")]
-
 
 def new(
     kind: Annotated[str, typer.Argument(help="defense or attack.")],
@@ -151,7 +148,7 @@ def new(
 
 
 def check(
-    target: Checked,
+    target: Annotated[str, typer.Argument(help="A name, FILE.py, or a model FILE.py:Net.")],
     set_: options.DefenseSet = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Leave out what takes longest, while you write it.")
@@ -207,7 +204,7 @@ def _show(conformance: Conformance) -> None:
 
 
 def submit(
-    target: Target,
+    target: Annotated[str, typer.Argument(help="A plugin's name, or FILE.py.")],
     run: Annotated[Path, typer.Option(help="The result folder with its rows.")],
     attack: Annotated[
         list[Path] | None, typer.Option(help="FILE.py of your own attack in that run.")

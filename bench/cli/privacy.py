@@ -72,11 +72,8 @@ def _parse_over(over: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _document(account: Account) -> dict[str, Any]:
-    return {
-        "variant": account.defense.variant,
-        "facts": asdict(account.facts),
-        **asdict(account.entry),
-    }
+    facts = asdict(account.facts)
+    return {"variant": account.defense.variant, "facts": facts, **asdict(account.entry)}
 
 
 def _print_table(accounts: Sequence[Account]) -> None:
