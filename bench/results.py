@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -77,15 +77,10 @@ def run(
         _refuse_unguarded_script(sys._getframe(1))
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     visible = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
-    with _progress(plan, visible) as on_progress:
+    command = _command(suite, plan.suite.name, only, overrides, shard)
+    with _progress(plan, visible) as tell:
         runner.run(
-            plan,
-            store,
-            keys,
-            executor=executor,
-            fresh=fresh,
-            command=_command(suite, plan.suite.name, only, overrides, shard),
-            on_progress=on_progress,
+            plan, store, keys, executor=executor, fresh=fresh, command=command, on_progress=tell
         )
     results = Results(store.folder)
     results.write()
@@ -116,8 +111,7 @@ class Results:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Return the leaderboard as leaderboard.json holds it; see bench/report/schema.json."""
-        rows: list[dict[str, Any]] = json.loads(text.to_leaderboard_json(self._files.rows))
-        return rows
+        return json.loads(text.to_leaderboard_json(self._files.rows))
 
     @property
     def standing(self) -> str:
@@ -353,15 +347,12 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
     )
 
 
-@contextmanager
-def _progress(plan: Plan, visible: bool) -> Iterator[runner.OnProgress]:
+def _progress(plan: Plan, visible: bool) -> AbstractContextManager[runner.OnProgress]:
     if not visible:
-        yield lambda report, label, cached: None
-        return
+        return nullcontext(lambda report, label, cached: None)
     from bench.report.console import PlainConsole
 
-    with progress.live(plan, PlainConsole()) as on_progress:
-        yield on_progress
+    return progress.live(plan, PlainConsole())
 
 
 __all__ = ["Results", "load", "run"]

@@ -94,12 +94,9 @@ def _print_searches(searches: Sequence[Search], losses: Sequence[float]) -> None
         others = " ".join(f"{k}={v}" for k, v in search.settings.items())
         name = f"{search.defense} {others}".strip()
         lines.append([name, str(search.task), search.strength.setting, *cells])
-    options.print_table(
-        ("defense", "task", "setting", *(f"<= {100 * loss:g} pt" for loss in losses)),
-        lines,
-        figures=len(losses),
-        title="The strongest settings, and the points of accuracy that they lose",
-    )
+    heads = ("defense", "task", "setting", *(f"<= {100 * loss:g} pt" for loss in losses))
+    title = "The strongest settings, and the points of accuracy that they lose"
+    options.print_table(heads, lines, figures=len(losses), title=title)
 
 
 def sweep(
@@ -219,25 +216,18 @@ def carry_out(
     (`show`)."""
     from bench.harness import launch, progress, runner
 
-    executor = launch.local(plan, keys.env, workers=jobs)
-    with progress.live(plan, options.console) as on_progress:
+    executor, command = launch.local(plan, keys.env, workers=jobs), quote_command(sys.argv[1:])
+    with progress.live(plan, options.console) as tell:
         try:
             report = runner.run(
-                plan,
-                store,
-                keys,
-                executor=executor,
-                fresh=fresh,
-                command=quote_command(sys.argv[1:]),
-                on_progress=on_progress,
+                plan, store, keys, executor=executor, fresh=fresh, command=command, on_progress=tell
             )
         except KeyboardInterrupt:
             stopped = "Stopped. What is finished is kept; run the same command to go on."
             options.say(stopped, aside=True)
             raise typer.Exit(130) from None
-    paths = publish(
-        store.folder, ("json", "csv", "md", "html"), show=show, details=details, loss=loss
-    )
+    formats = ("json", "csv", "md", "html")
+    paths = publish(store.folder, formats, show=show, details=details, loss=loss)
     for wrong in report.remade:
         options.say(f"{wrong} It was made again.", aside=True, style="yellow")
     for label, reason in report.failures:
