@@ -101,8 +101,7 @@ def searches(suite: Suite, registry: Registry) -> list[Search]:
     if not out:
         raise UserError(f"no defense of suite {suite.name} declares a strength to tune.")
     for task in {s.task for s in out}:
-        bare = [d for d in suite.defenses if d.name == UNDEFENDED]
-        if not any(d.runs_on(task) for d in bare):
+        if not any(d.name == UNDEFENDED and d.runs_on(task) for d in suite.defenses):
             raise UserError(f"task {task} of suite {suite.name} has no row '{UNDEFENDED}'.")
     return out
 
@@ -170,9 +169,8 @@ def _losses(
     for value in values:
         setting = {**search.settings, search.strength.setting: value}
         row = next((r for r in mine if (r.defense, r.settings) == (search.defense, setting)), None)
-        drop = None if row is None else row.accuracy_drop
-        learns = row is not None and has_use(row)
-        yield value, math.inf if drop is None or not learns else drop.mean
+        drop = row.accuracy_drop if row is not None and has_use(row) else None
+        yield value, math.inf if drop is None else drop.mean
 
 
 # --- the suite that comes of it ---------------------------------------------------------------
