@@ -18,15 +18,8 @@ from bench.harness.plan import Plan
 from bench.harness.store import Store
 from bench.protocols.local_training import LocalWork
 from bench.protocols.settings import MOST_RECORDED
-from bench.records import (
-    AttackJob,
-    AttackRecord,
-    TrainJob,
-    TrainRecord,
-    canonical,
-    is_settled,
-    to_json,
-)
+from bench.records import AttackRecord, TrainRecord, is_settled, to_json
+from bench.records.jobs import AttackJob, TrainJob, canonical
 
 _SHARED = ((0, 1, 2, 3, 4), (0, 1, 2), (0, 1, 3, 4), (0, 1))
 """Which parts of their groups two jobs share, the most similar first: of a plugin that was never

@@ -24,22 +24,10 @@ from bench.harness.store import Store, write_whole
 from bench.harness.train import Training, check_company
 from bench.harness.work import Work
 from bench.protocols.split import Split
-from bench.records import (
-    RUN,
-    AttackInputs,
-    AttackJob,
-    AttackOutcome,
-    AttackRecord,
-    Cell,
-    PlannedTraining,
-    Run,
-    TrainJob,
-    TrainOutcome,
-    TrainRecord,
-    canonical,
-    is_settled,
-    to_json,
-)
+from bench.records import TrainOutcome, is_settled, to_json
+from bench.records.jobs import AttackJob, TrainJob, canonical
+from bench.records.outcomes import AttackInputs, AttackOutcome, AttackRecord, TrainRecord
+from bench.records.run import RUN, Cell, PlannedTraining, Run
 from bench.registry import Registry
 
 

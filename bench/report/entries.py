@@ -13,14 +13,8 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval, interval_of
 from bench.metrics.named import FLOOR_SUFFIX, METRICS, range_of, sign_of
 from bench.protocols.settings import ThreatSettings
-from bench.records.outcomes import (
-    CONVERGED,
-    AttackOutcome,
-    AttackRecord,
-    DoubledRun,
-    NoResult,
-    Status,
-)
+from bench.records import AttackOutcome, AttackRecord, DoubledRun, NoResult
+from bench.records.outcomes import CONVERGED, Status
 from bench.records.rows import AttackEntry, Convergence, DoubledScore, Leaks, Recognised, WorstCase
 
 LeakMetric = Literal["ssim", "mse"]

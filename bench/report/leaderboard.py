@@ -17,18 +17,9 @@ from bench.harness.store import Store, key_of
 from bench.metrics.intervals import Interval, accuracy_interval, interval_of, share_interval
 from bench.privacy.entry import Entry
 from bench.protocols.settings import TRAINING, Checkpoint, describe_works
+from bench.records import AttackOutcome, AuditSummary, CoursePoint, Workings, canonical
 from bench.records.contradictions import check_together
-from bench.records.jobs import canonical
-from bench.records.outcomes import (
-    FALSE_POSITIVES,
-    AttackOutcome,
-    AttackRecord,
-    AuditSummary,
-    CoursePoint,
-    TrainOutcome,
-    TrainRecord,
-    Workings,
-)
+from bench.records.outcomes import FALSE_POSITIVES, AttackRecord, TrainOutcome, TrainRecord
 from bench.records.rows import CourseFigures, LedgerWords, MembershipFigures, Row
 from bench.records.run import Cell, PlannedTraining, Run
 from bench.report.costs import read_costs

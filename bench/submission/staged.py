@@ -28,19 +28,9 @@ from bench.harness.store import Store
 from bench.harness.train import save_public
 from bench.protocols.export import TRUTH, load_seen, load_truth, save_truth
 from bench.protocols.replay import replay_truth
-from bench.records import (
-    RUN_FILES,
-    AttackOutcome,
-    AttackRecord,
-    Cell,
-    Kind,
-    Run,
-    TrainJob,
-    TrainOutcome,
-    TrainRecord,
-    check_kept,
-    read_outcome,
-)
+from bench.records import AttackOutcome, AttackRecord, Kind, TrainJob, TrainOutcome, TrainRecord
+from bench.records.files import check_kept, read_outcome
+from bench.records.run import RUN_FILES, Cell, Run
 from bench.records.submitted import SUBMISSION
 from bench.registry import discover
 from bench.report.escaping import one_line
