@@ -11,17 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from bench.harness.executors.integrity import OwnFunctions
 from bench.harness.executors.memory import keep_to_share, resident, share_of
-from bench.harness.executors.task import (
-    BROKEN,
-    SCORES,
-    Ended,
-    Outcomes,
-    Task,
-    carry_out,
-    lost,
-    next_of,
-    over_time,
-)
+from bench.harness.executors.task import BROKEN, SCORES, Ended, Outcomes, Task, carry_out, next_of
 from bench.toolkit import processes
 
 _TICK_S = 0.5
@@ -154,7 +144,7 @@ class _Worker:
             self.process.join()
             code = self.process.exitcode or 0
             end = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            ended = lost(f"the worker process {end}")
+            ended = Ended.lost(f"the worker process {end}")
         if ended is not None:
             self.task = None
             if ended.record.status in BROKEN:
@@ -166,9 +156,9 @@ class _Worker:
         memory."""
         limit = self.settings.timeout_s
         if time.monotonic() - self.began > limit + GRACE_S:
-            return over_time(limit)
+            return Ended.over_time(limit)
         if resident(self.process.pid or 0) > self.memory:
-            return lost(f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker")
+            return Ended.lost(f"over the memory limit of {self.memory / 1e9:.3g} GB for one worker")
         return None
 
     def _renew(self) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Container, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from bench.foreign import Left, OverLimit, foreign_code, forget, in_one_line, time_limit
 from bench.harness.environment import registry_for
@@ -49,6 +49,17 @@ class Ended:
 
     record: TrainOutcome | AttackOutcome
     no_space: bool = False
+
+    @classmethod
+    def lost(cls, reason: str) -> Self:
+        """Return the end of a job whose worker died."""
+        return cls(record=NoResult(status="failed", reason=reason))
+
+    @classmethod
+    def over_time(cls, timeout_s: float) -> Self:
+        """Return the end of a job over its time limit."""
+        reason = f"over the limit of {timeout_s:g} s"
+        return cls(record=NoResult(status="timeout", reason=reason))
 
 
 def next_of(
@@ -121,7 +132,7 @@ def carry_out(work: Work, timeout_s: float, functions: OwnFunctions) -> Ended:
     except OverLimit:
         if not limits:  # another limit, of the whole run
             raise
-        return over_time(timeout_s)
+        return Ended.over_time(timeout_s)
 
 
 def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
@@ -149,13 +160,3 @@ def guard(work: Work, functions: OwnFunctions | None = None) -> Ended:
     if wrong is not None:
         record = NoResult(status="failed", reason=sound_text(wrong))
     return Ended(record=replace(record, memory=peaks()))
-
-
-def lost(reason: str) -> Ended:
-    """Return the end of a job whose worker died."""
-    return Ended(record=NoResult(status="failed", reason=reason))
-
-
-def over_time(timeout_s: float) -> Ended:
-    """Return the end of a job over its time limit."""
-    return Ended(record=NoResult(status="timeout", reason=f"over the limit of {timeout_s:g} s"))
