@@ -66,14 +66,10 @@ def _join(parts: Sequence[Part]) -> records.Run:
     for part in parts[1:]:
         _check_alike(parts[0], part)
     runs = [run for _, run in parts]
-    first = runs[0]
-    seeds = [r.suite.seeds for r in runs]
-    suite = first.suite.model_copy(
-        update={
-            "seeds": seeds[0] if all(s == seeds[0] for s in seeds) else sorted(set().union(*seeds)),
-            "timeout_s": max(r.suite.timeout_s for r in runs),
-        }
-    )
+    each = [r.suite.seeds for r in runs]
+    seeds = each[0] if all(s == each[0] for s in each) else sorted(set().union(*each))
+    timeout_s = max(r.suite.timeout_s for r in runs)
+    suite = runs[0].suite.model_copy(update={"seeds": seeds, "timeout_s": timeout_s})
     commands = sorted({c for r in runs for c in r.commands or (r.command,)})
     names = dict.fromkeys(n for r in runs for n in r.versions)
     return records.Run(

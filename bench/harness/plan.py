@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.errors import UserError
@@ -50,11 +50,9 @@ class Plan:
             raise UserError(
                 f"shard {number}/{of} is empty: the plan has {len(self.trainings)} trainings."
             )
-        mine = self.trainings[number - 1 :: of]
-        kept = set(mine)
-        return Plan(
-            suite=self.suite, trainings=mine, cells=tuple(c for c in self.cells if c.train in kept)
-        )
+        mine = dict.fromkeys(self.trainings[number - 1 :: of])
+        cells = tuple(c for c in self.cells if c.train in mine)
+        return replace(self, trainings=tuple(mine), cells=cells)
 
 
 FILTERS: Mapping[str, Callable[[Suite], Iterable[Any]]] = {
@@ -146,8 +144,7 @@ def expand(suite: Suite, only: Mapping[str, Any] | None = None) -> Plan:
                     attack=attack.name, checkpoint=checkpoint, threat=attack.threat or first
                 )
             ]
-            attacked = suite.attacks and job.threats
-            if mine or not (attacked or only_attacks):
+            if mine or not (only_attacks or (suite.attacks and job.threats)):
                 trainings[job] = None
                 # What several attacks go after is made once.
                 before = (part for cell in mine for part in (*cell.before(), cell))
