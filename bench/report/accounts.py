@@ -104,16 +104,15 @@ def accounts_over(
     Raises:
         UserError: For an unknown key or one that is not clear, and as `account_of` does.
     """
-    where = {key: _section_of(registry, defense, key) for key in over}
+    places = [_section_of(registry, defense, key) for key in over]
     accounts = []
-    for place in product(*over.values()):
-        rooms = {"settings": dict(settings), "facts": dict(facts)}
-        for key, value in zip(over, place, strict=True):
-            room, name = where[key]
-            rooms[room][name] = value
-        built = registry.defense(defense, rooms["settings"])
-        account = account_of(built, check_facts(rooms["facts"]), name=defense)
-        accounts.append(replace(account, place=dict(zip(over, place, strict=True))))
+    for values in product(*over.values()):
+        given = {"settings": dict(settings), "facts": dict(facts)}
+        for (section, name), value in zip(places, values, strict=True):
+            given[section][name] = value
+        built = registry.defense(defense, given["settings"])
+        account = account_of(built, check_facts(given["facts"]), name=defense)
+        accounts.append(replace(account, place=dict(zip(over, values, strict=True))))
     return accounts
 
 
@@ -140,12 +139,8 @@ def _section_of(registry: Registry, defense: str, key: str) -> tuple[str, str]:
         for member, cls in members.items()
         for name in inspect.signature(cls or Defense).parameters
     ]
-    known = {
-        f"{room}.{name}": (room, name)
-        for room, names in (("settings", settings), ("facts", _FACTS))
-        for name in names
-    }
-    matches = [known[f] for f in (key, f"settings.{key}", f"facts.{key}") if f in known]
+    known = {"settings": settings, "facts": _FACTS}
+    matches = [(s, n) for s, names in known.items() for n in names if key in (n, f"{s}.{n}")]
     if len(matches) == 1:
         return matches[0]
     if matches:
