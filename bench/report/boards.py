@@ -178,10 +178,7 @@ def board_of(
     for address, groups in reports.items():
         for number, (title, table) in enumerate(groups, start=1):
             bare = find_undefended(table)
-            verdicts = {
-                id(row): replace(verdict, marks=row.marks)
-                for row, verdict in zip(table, measure(table, LOSS), strict=True)
-            }
+            verdicts = {id(verdict.row): verdict for verdict in measure(table, LOSS)}
             own = [*board_columns(table, whole=True), *_page_columns(title, verdicts, papers)]
             by_key = {column.attack or column.name: column for column in own}
             lines += [

@@ -11,14 +11,15 @@ from bench.metrics.paired import Difference, differences
 from bench.records import FlagCode, Marks, Row
 from bench.report.verdicts import accuracy_drop, find_undefended, find_understated_leakage, has_use
 
-_UNTRUSTED = (
-    FlagCode.BELOW_FLOOR,
-    FlagCode.TRAINING_FAILED,
-    FlagCode.TRAINING_TIMEOUT,
-    FlagCode.ATTACK_FAILED,
-    FlagCode.ATTACK_TIMEOUT,
-    FlagCode.ATTACK_PENDING,
-)
+UNDONE = {
+    FlagCode.TRAINING_FAILED: "failed",
+    FlagCode.TRAINING_TIMEOUT: "failed",
+    FlagCode.ATTACK_FAILED: "failed",
+    FlagCode.ATTACK_TIMEOUT: "failed",
+    FlagCode.ATTACK_PENDING: "pending",
+}
+"""Flags of a missing training or attack, and what stands where no attack on any setting is done, by
+the first of them."""
 SAME_FLOOR = 1e-6
 """Difference up to which two baselines are of the same victims: they depend on those alone."""
 
@@ -99,5 +100,5 @@ def row_differences(
 def is_trusted(row: Row) -> bool:
     """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
     a training is missing: such a row is never marked as best."""
-    doubted = any(f.code in _UNTRUSTED for f in row.flags)
+    doubted = any(f.code in (FlagCode.BELOW_FLOOR, *UNDONE) for f in row.flags)
     return not doubted and find_understated_leakage(row) is None

@@ -15,7 +15,7 @@ from bench.records import FlagCode, Marks, Row
 from bench.report import explain
 from bench.report.columns import audit_text, epsilon_text, format_supported, is_refuted, shade
 from bench.report.costs import COSTS, CostColumn
-from bench.report.marks import LEGEND, marks
+from bench.report.marks import LEGEND, UNDONE, marks
 from bench.report.tables import tables
 from bench.report.verdicts import (
     UNDEFENDED,
@@ -33,14 +33,6 @@ MEANINGFUL = 10.0
 """Largest epsilon of a record that is taken to bound anything: e^10 is 22,000."""
 _NOT_RUN = "not run"
 _NOT_APPLICABLE = "n/a"
-_UNDONE = {
-    FlagCode.TRAINING_FAILED: "failed",
-    FlagCode.TRAINING_TIMEOUT: "failed",
-    FlagCode.ATTACK_FAILED: "failed",
-    FlagCode.ATTACK_TIMEOUT: "failed",
-    FlagCode.ATTACK_PENDING: "pending",
-}
-"""What stands where no attack on any setting is done, by the first flag that says why."""
 _UNMATCHED = "the undefended row has other seeds"
 DAGGER = "†"
 OVER = "^"
@@ -276,7 +268,7 @@ def _column(rows: Sequence[Row], defenses: Sequence[str], loss: float) -> list[V
 
 
 def measure(rows: Sequence[Row], loss: float) -> list[Verdict]:
-    """Return each row of a table with what it costs, as yet without marks. loss: as `overview`."""
+    """Return each row of a table with what it costs and its own marks. loss: as `overview`."""
     bare = find_undefended(rows)
 
     def verdict(place: int, row: Row) -> Verdict:
@@ -288,6 +280,7 @@ def measure(rows: Sequence[Row], loss: float) -> list[Verdict]:
             over=drop is not None and row is not bare and not at_most(drop.hi, loss),
             matched=bare is not None and set(row.seeds) == set(bare.seeds),
             costs={name: _multiple(cost, row, bare) for name, cost in COSTS.items()},
+            marks=row.marks,
         )
 
     return [verdict(place, row) for place, row in enumerate(rows)]
@@ -307,7 +300,7 @@ def _verdict(settings: Sequence[Verdict], loss: float) -> Verdict:
         return Verdict(why=f"no use{dagger}" if apply else _NOT_APPLICABLE, refused=apply)
     known = [s for s in useful if s.leak is not None]
     if not known:
-        undone = (why for code, why in _UNDONE.items() if any(code in own for own in codes))
+        undone = (why for code, why in UNDONE.items() if any(code in own for own in codes))
         return Verdict(why=next(undone, _NOT_APPLICABLE))
     allowed = [s for s in known if s.drop is None or at_most(s.drop.mean, loss)]
     if not allowed:
