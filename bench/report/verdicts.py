@@ -13,7 +13,7 @@ from bench.metrics.named import FLOOR_SUFFIX, leak
 from bench.protocols.settings import ThreatSettings
 from bench.records.flags import Flag, FlagCode
 from bench.records.outcomes import AuditFailure, TrainOutcome, TrainRecord
-from bench.records.rows import AttackEntry, Row
+from bench.records.rows import AttackEntry, Convergence, Row
 
 CONTROL = 0.2
 """Least leak of an undefended row from which its table says something about defenses."""
@@ -28,10 +28,6 @@ where they are called worse: more than the best of seven attacks has by chance o
 victims."""
 _ROUNDING = 1e-9
 _LEARNED_NOTHING = (FlagCode.DIVERGED, FlagCode.AT_CHANCE)
-_REFUTES = (
-    (FlagCode.AUDIT_REFUTES_CLAIM, "verdict_claim"),
-    (FlagCode.AUDIT_REFUTES_PROOF, "verdict_proof"),
-)
 
 
 def flags_of(row: Row, trained: Sequence[TrainOutcome]) -> tuple[Flag, ...]:
@@ -57,8 +53,9 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
         yield Flag(code=FlagCode.CLAIMED_NOT_PROVEN)
     if row.unit is not None and row.unit != "record":
         yield Flag(code=FlagCode.CLAIM_UNIT, subject=row.unit)
-    for code, verdict in _REFUTES:
-        if row.audit and getattr(row.audit, verdict) == "violated":
+    for what in ("claim", "proof"):
+        if row.audit and getattr(row.audit, f"verdict_{what}") == "violated":
+            code = FlagCode(f"audit_refutes_{what}")
             yield Flag(code=code, values={"epsilon": row.audit.eps_audited})
     for record in done:
         if isinstance(record.audit, AuditFailure):
@@ -75,19 +72,17 @@ def _flags(row: Row, trained: Sequence[TrainOutcome]) -> Iterator[Flag]:
     if row.worst and not row.choice:
         yield Flag(code=FlagCode.BY_BOUND)
     for name, entry in row.attacks.items():
-        if entry.status == "done" and _may_leak_more(row, entry):
-            assert entry.convergence is not None
-            gain = entry.convergence.gain
-            yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": gain})
+        grown = entry.convergence
+        if entry.status == "done" and grown and _may_leak_more(row, entry, grown):
+            yield Flag(code=FlagCode.CUT_SHORT, subject=name, values={"gain": grown.gain})
 
 
-def _may_leak_more(row: Row, entry: AttackEntry) -> bool:
+def _may_leak_more(row: Row, entry: AttackEntry, grown: Convergence) -> bool:
     """Return whether an attack had not converged and, by its undefended gain at twice its budget,
     would reconstruct more than the row shows."""
-    grown, similar = entry.convergence, entry.scores.get("ssim")
-    if not grown or grown.converged:
+    if grown.converged:
         return False
-    floor = entry.floor.get("ssim")
+    similar, floor = entry.scores.get("ssim"), entry.floor.get("ssim")
     if similar is None or floor is None or row.leak is None:
         return True
     return leak(similar.mean + grown.gain, floor, "ssim") > row.leak
