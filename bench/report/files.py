@@ -66,7 +66,7 @@ def readme(folder: Path) -> str:
     files = Files(folder)
     place = folder / "figures"
     figures = sorted(p.name for p in place.iterdir()) if place.is_dir() else []
-    return text.readme(files.rows, files.run, figures, missing=files.missing)
+    return text.fill_template(files.rows, files.run, files.missing, figures=figures)
 
 
 FILES = {

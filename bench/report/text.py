@@ -57,26 +57,19 @@ def legend(rows: Sequence[Row]) -> list[str]:
 def markdown(rows: Sequence[Row], run: Run, *, missing: Sequence[str] = ()) -> str:
     """Return one section per table, and how the numbers were made; `missing` says what is not
     there."""
-    return _fill_template(rows, run, missing, boards=tables(rows))
+    return fill_template(rows, run, missing, boards=tables(rows))
 
 
-def readme(
-    rows: Sequence[Row], run: Run, figures: Sequence[str], *, missing: Sequence[str] = ()
-) -> str:
-    """The README of a published folder: how its numbers were made, and their overview.
+def fill_template(rows: Sequence[Row], run: Run, missing: Sequence[str], **more: Any) -> str:
+    """Return a Markdown file: how the numbers were made, and each protocol's overview.
 
     Args:
-        rows: All of its rows.
+        rows: All of a folder's rows.
         run: The run.
-        figures: Names of files in its folder `figures`.
         missing: What is not there, a sentence each.
+        more: The `boards` of a leaderboard, or the `figures` of a published folder's README: names
+            of files in its folder `figures`.
     """
-    return _fill_template(rows, run, missing, figures=figures)
-
-
-def _fill_template(rows: Sequence[Row], run: Run, missing: Sequence[str], **more: Any) -> str:
-    """Return what both Markdown files begin with: how the numbers were made, and each protocol's
-    overview. more: the `figures` of a README, or the `boards` of a leaderboard."""
     summaries = overviews.by_protocol(rows)
     filled = _template().render(
         rows=rows,
