@@ -69,9 +69,9 @@ class Isolation:
         sentence: What that means, after "This runs the code".
     """
 
-    bwrap: str | None
+    bwrap: str | None = None
     ways: tuple[str, ...] = _MAPPED
-    sentence: str
+    sentence: str = "with your rights, without a sandbox"
 
     def start(
         self,
@@ -198,7 +198,7 @@ def isolation(sandbox: str) -> Isolation:
     if sandbox not in SANDBOXES:
         raise UserError(f"--sandbox must be {', '.join(SANDBOXES)}, got '{sandbox}'.")
     if sandbox == "none":
-        return Isolation(bwrap=None, sentence="with your rights, without a sandbox")
+        return Isolation()
     program = shutil.which("bwrap")
     problem: str | None = "is not installed"
     without = "" if seccomp.program() else ", and no filter of system calls, for want of one for "
@@ -214,11 +214,8 @@ def isolation(sandbox: str) -> Isolation:
                 return made
     if sandbox == "bwrap":
         raise UserError(f"--sandbox bwrap: bubblewrap {problem} (Debian's package bubblewrap).")
-    return Isolation(
-        bwrap=None,
-        sentence=f"with your rights, without a sandbox, since bubblewrap {problem} (Debian's "
-        "package bubblewrap)",
-    )
+    why = f"since bubblewrap {problem} (Debian's package bubblewrap)"
+    return Isolation(sentence=f"{Isolation.sentence}, {why}")
 
 
 def _problem(made: Isolation) -> str | None:
