@@ -207,31 +207,30 @@ def _report_failed_writes(store: Store) -> Iterator[None]:
         ) from error
 
 
+@dataclass
 class _Run:
     """A run under way: its queue of tasks, and what became of those that are done.
 
     A training's attacks are queued before the trainings that follow it: results come early, and
-    no worker waits for the last training.
+    no worker waits for the last training. The fields are as `run` takes them.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        keys: Keys,
-        *,
-        fresh: bool,
-        on_progress: OnProgress,
-        kinds: Collection[str],
-    ) -> None:
-        self.store, self.keys, self.on_progress, self.kinds = store, keys, on_progress, kinds
+    plan: Plan
+    store: Store
+    keys: Keys
+    fresh: bool
+    on_progress: OnProgress
+    kinds: Collection[str]
+
+    def __post_init__(self) -> None:
+        plan = self.plan
         self.report = Report(total=len(plan.trainings) + len(plan.cells))
         self.queue: deque[Task] = deque()
         self.cells = plan.by_training()
         self.followed = {earlier for cell in plan.cells for earlier in cell.after}
         self.answered: set[AttackJob] = set()
         for job in plan.trainings:
-            if fresh or not self._resume(job):
+            if self.fresh or not self._resume(job):
                 self._add([self._training(job)])
 
     def _resume(self, job: TrainJob) -> bool:
@@ -356,9 +355,8 @@ class _Run:
     def _environment(self, job: TrainJob | AttackJob) -> environment.Environment:
         """Return where a job runs, with the plugin files that it needs."""
         usable, env = self.keys.registry.usable, self.keys.env
-        origins = {
-            usable[plugin].origin for plugin in environment.plugins_of(job) if plugin in usable
-        }
+        needed = environment.plugins_of(job) & usable.keys()
+        origins = {usable[plugin].origin for plugin in needed}
         return replace(env, plugins=tuple(f for f in env.plugins if str(f) in origins))
 
     def _earlier_answers(self, cell: AttackJob) -> Iterator[tuple[str, AttackRecord, Path]]:
