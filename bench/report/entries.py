@@ -182,8 +182,8 @@ def _choose_as_elsewhere(
     used."""
 
     def leakage(answers: Answers, seed: int) -> float:
-        floors = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
-        floor = next((_mean(tuple(f)) for f in floors), None)
+        floors = _floors_of(by_seed[seed], metric)
+        floor = _mean(tuple(floors)) if floors else None
         return leak_with_sign(float(answers[0].mean()), floor, metric)
 
     chosen, most = dict(judged), dict.fromkeys(judged, _CLEARLY)
@@ -200,17 +200,19 @@ def _choose_as_elsewhere(
     return chosen
 
 
+def _floors_of(records: Mapping[str, AttackRecord], metric: str) -> Sequence[float]:
+    """Return the baseline of every victim of one observation, nothing where no attack has it."""
+    return next((r.floors[metric] for r in records.values() if metric in r.floors), [])
+
+
 def _leaks(
     threat: str, by_seed: Observed, winners: Mapping[int, Answers], metric: str
 ) -> Leaks | None:
     """Return the leakage of every victim, whose mean is `leak_with_sign` of the mean score.
     winners: the answers that were selected, by seed."""
-    floors = {}
-    for seed, (values, _) in winners.items():
-        known = (r.floors[metric] for r in by_seed[seed].values() if metric in r.floors)
-        floors[seed] = np.array(next(known, []), dtype=np.float64)
-        if len(floors[seed]) != len(values):
-            return None
+    floors = {s: np.array(_floors_of(by_seed[s], metric), dtype=np.float64) for s in winners}
+    if any(len(floors[seed]) != len(values) for seed, (values, _) in winners.items()):
+        return None
     floor = _mean(tuple(chain.from_iterable(f.tolist() for f in floors.values())))
     way = METRICS[metric].perfect - floor
     victims = {
@@ -232,8 +234,7 @@ def _count_recognised(by_seed: Observed, winners: Mapping[int, Answers]) -> Reco
             return None
         samples = max(r.samples for r in records.values())
         count += samples * sum(records[n].values[metric][i] for i, n in enumerate(names))
-        floors = next((r.floors[metric] for r in records.values() if metric in r.floors), [])
-        baseline += samples * sum(floors)
+        baseline += samples * sum(_floors_of(records, metric))
         of += samples * len(names)
     return Recognised(count=round(count), of=of, baseline=round(baseline))
 
