@@ -156,8 +156,7 @@ def _table(
     """Return the rows of one task at one checkpoint, from each setting's trainings."""
     drafts = []
     for members in settings:
-        read_all = ((t.job.seed, read("train", t.key)) for t in members)
-        records = {seed: r for seed, r in read_all if r is not None}
+        records = {t.job.seed: r for t in members if (r := read("train", t.key)) is not None}
         cells = [c for t in members for c in t.cells]
         if records and (not cells or any(c.checkpoint == checkpoint for c in cells)):
             row = _row_of_trainings(run, members, checkpoint, records)
@@ -182,7 +181,7 @@ def _row_of_trainings(
     """Fill a row with the figures of its trainings. records: by seed."""
     row = heading(run, trainings[0], checkpoint)
     trained = {s: r for s, r in records.items() if isinstance(r, TrainRecord)}
-    done = list(trained.values())
+    by_seed, done = trained.items(), list(trained.values())
     seeds = tuple(trained or (t.job.seed for t in trainings))
     row = replace(row, seeds=seeds, costs=read_costs(done))
     if not done:
@@ -194,16 +193,12 @@ def _row_of_trainings(
         row,
         variant=done[0].variant,
         accuracy=_share([(r.correct, r.test_samples) for r in done]),
-        accuracies={
-            s: r.correct / r.test_samples for s, r in trained.items() if r.correct is not None
-        },
-        personal_accuracies={
-            s: r.personal_accuracy for s, r in trained.items() if r.personal_accuracy is not None
-        },
+        accuracies={s: n / r.test_samples for s, r in by_seed if (n := r.correct) is not None},
+        personal_accuracies={s: a for s, r in by_seed if (a := r.personal_accuracy) is not None},
         test_samples=min(r.test_samples for r in done),
         personal_accuracy=accuracy_interval([_values(r.personal_accuracies) for r in done]),
         personalised=any(r.keeping_clients for r in done),
-        eps_claimed=max((e.eps_claimed for e in ledger if e.eps_claimed is not None), default=None),
+        eps_claimed=_largest(e.eps_claimed for e in ledger),
         eps_record=max(e.eps_record for e in ledger),
         ledger=LedgerWords(words=tuple(least.words), reasons=tuple(least.reasons)),
         audit=_audit(done),
@@ -263,14 +258,16 @@ def _course(done: Sequence[TrainRecord]) -> tuple[CourseFigures, ...]:
             rounds=rounds,
             accuracy=_share([(p.correct, r.test_samples) for r, p in pairs]),
             personal_accuracy=accuracy_interval([_values(p.personal_accuracies) for _, p in pairs]),
-            eps_claimed=max(
-                (p.eps_claimed for _, p in pairs if p.eps_claimed is not None), default=None
-            ),
+            eps_claimed=_largest(p.eps_claimed for _, p in pairs),
             eps_record=max(p.eps_record for _, p in pairs),
         )
-        for rounds, pairs in sorted(by_rounds.items(), key=lambda item: item[0])
+        for rounds, pairs in sorted(by_rounds.items())
         if len(pairs) == len(done)
     )
+
+
+def _largest(figures: Iterable[float | None]) -> float | None:
+    return max((f for f in figures if f is not None), default=None)
 
 
 def _workings(done: Sequence[TrainRecord]) -> Workings | None:
