@@ -308,6 +308,10 @@ def show_membership(row: Row) -> Shown:
     return replace(show_interval(figures.rate), beside=bound)
 
 
+def _show_flags(row: Row) -> Shown:
+    return Shown(text="; ".join(map(explain.sentence, row.flags)))
+
+
 # --- the columns ------------------------------------------------------------------------------
 
 
@@ -357,11 +361,6 @@ _COLUMNS = (
     Column(name="eps audited", title="ε audited", note="audited", shown=_epsilon_bound),
 )
 """Before those of the attacks."""
-_FLAGS = Column(
-    name="flags",
-    note="flags",
-    shown=lambda row: Shown(text="; ".join(map(explain.sentence, row.flags))),
-)
 
 
 def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
@@ -373,7 +372,7 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
         *(column for column in _COLUMNS if any(map(column.needs, rows))),
         Column(name="floor", note="floor", shown=partial(_floor, metrics)),
         *(_attack_column(rows, name, metric) for name, metric in metrics.items()),
-        _FLAGS,
+        Column(name="flags", note="flags", shown=_show_flags),
     ]
 
 
