@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,6 @@ _STRICT = ConfigDict(extra="forbid", frozen=True)
 _DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _MOST_BYTES = 64 * 2**20
 """Of one file: records and sources are small."""
-M = TypeVar("M", bound=BaseModel)
 
 
 class PluginSource(BaseModel):
@@ -89,10 +88,6 @@ def read_file(path: Path) -> Any:
         raise UserError(f"{path} is missing.") from error
 
 
-def _read(path: Path, model: type[M]) -> M:
-    return check_value(model, read_file(path), path)
-
-
 def is_submission(folder: Path) -> bool:
     """Return whether a folder says that it is one, by either of its own files."""
     return any((folder / name).exists() for name in (MANIFEST, SUBMISSION))
@@ -100,7 +95,8 @@ def is_submission(folder: Path) -> bool:
 
 def read_submission(folder: Path) -> Submission:
     """Read the submission. Raises UserError naming the key that is wrong."""
-    return _read(folder / SUBMISSION, Submission)
+    path = folder / SUBMISSION
+    return check_value(Submission, read_file(path), path)
 
 
 def digest_of(folder: Path) -> str:
@@ -125,7 +121,7 @@ def read_verified(folder: Path) -> Verified | None:
     path = verification_path(folder)
     if not path.is_file():
         return None
-    verified = _read(path, Verified)
+    verified = check_value(Verified, read_file(path), path)
     return verified if verified.passed and verified.digest == digest_of(folder) else None
 
 
