@@ -75,11 +75,10 @@ def submit(
             raise UserError(f"the run has no column of an attack from {path.name}.")
     store = Store(run_folder, run)
     failed = list(_find_failed(store, trainings))
-    if not any(cells_of(t, kind, name) for t in own):
+    cells = [c for t in own for c in cells_of(t, kind, name)]
+    if not cells:
         raise UserError(f"the run attacks no row of '{name}'; give its suite attacks.")
-    jobs: list[Any] = [t.job for t in own]
-    if kind == "attack":
-        jobs = [c.job for t in own for c in cells_of(t, kind, name)]
+    jobs: list[Any] = [one.job for one in (own if kind == "defense" else cells)]
     tried = {records.canonical(j.settings): dict(j.settings) for j in jobs}
     for settings in tried.values():
         tell(f"Checking {name} with {settings or 'its defaults'}.")
