@@ -24,9 +24,8 @@ def duration(seconds: float) -> str:
         return f"{math.ceil(seconds)} s"
     if seconds >= 48 * 3600:
         return f"{seconds / 86400:,.{1 if seconds < 864000 else 0}f} days"
-    minutes = round(seconds / 60)
-    whole, left = divmod(minutes, 60)
-    return f"{whole} h {left} min" if whole else f"{left} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 @contextmanager

@@ -73,11 +73,8 @@ def _leakage(verdict: Verdict) -> str:
 
 
 def _costs(verdict: Verdict, loss: float) -> str:
-    multiples = [
-        f"{times(value)} the {COSTS[name].title}"
-        for name, value in verdict.costs.items()
-        if value is not None
-    ]
+    costs = verdict.costs.items()
+    multiples = [f"{times(v)} the {COSTS[name].title}" for name, v in costs if v is not None]
     points = "unknown accuracy" if verdict.drop is None else f"{verdict.drop_text} points"
     over = f" (more than {100 * loss:g} is not excluded)" if verdict.over else ""
     return ", ".join([points + over, *multiples])

@@ -67,5 +67,4 @@ def with_values(items: Sequence[T], wanted: Mapping[str, str | None]) -> list[T]
     for key, value in wanted.items():
         check_wanted("filter", key, _FILTERS)
         check_wanted(key, value, (getattr(f, key) for f in items))
-    given = {k: v for k, v in wanted.items() if v is not None}
-    return [f for f in items if all(getattr(f, k) == v for k, v in given.items())]
+    return [f for f in items if all(v in (None, getattr(f, k)) for k, v in wanted.items())]

@@ -143,9 +143,7 @@ def _album(pictures: Pictures, rows: Sequence[Row]) -> Markup | None:
     places."""
     places = {row_id(row): place for place, row in enumerate(rows)}
     kept = {
-        kind: [
-            {**cell, "row": places[cell["row"]]} for cell in pictures[kind] if cell["row"] in places
-        ]
+        kind: [{**c, "row": places[c["row"]]} for c in pictures[kind] if c["row"] in places]
         for kind in ("cells", "records")
     }
     return _json({"sprites": pictures["sprites"], **kept}) if any(kept.values()) else None

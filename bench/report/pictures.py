@@ -149,10 +149,8 @@ def _scores(record: AttackRecord, images: np.ndarray, truth: np.ndarray) -> dict
         a, b = torch.from_numpy(images), torch.from_numpy(truth)
         each = ssim(a, b) if metric == "ssim" else mse(a, b, sample_dims=3)
         scores = each.flatten().tolist()
-    return {
-        "metric": metric,
-        "scores": [round(float(s), 3 if metric == "ssim" else 6) for s in scores],
-    }
+    digits = 3 if metric == "ssim" else 6
+    return {"metric": metric, "scores": [round(float(score), digits) for score in scores]}
 
 
 def _sprite(images: np.ndarray) -> str:
