@@ -92,7 +92,7 @@ def write_view(
     Raises:
         UserError: If it cannot be written.
     """
-    tensors, text = base.with_suffix(".safetensors"), base.with_suffix(".json")
+    tensors, text = (base.with_name(base.name + end) for end in (".safetensors", ".json"))
     paths = Exported(tensors=tensors, text=text, public=_public_beside(base))
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
