@@ -33,8 +33,9 @@ from bench.api import Attack, Context, Quantised, Reconstruction, Seen
 _MOST = 5
 """Records of a step: one more triples the ways to fill a column."""
 _STARTS = 12
-_STAGES = (1.0, 12, 25), (0.7, 8, 25), (0.4, 4, 25), (0.2, 4, 25), (0.0, 1, 40)
-"""How soft the likelihood is, how many starts of a victim go on, and evaluations, in turn."""
+_STAGES = (1.0, 12, 0.1), (0.7, 8, 0.1), (0.4, 4, 0.1), (0.2, 4, 0.1), (0.0, 1, 0.2)
+"""How soft the likelihood is, how many starts of a victim go on, and the stage's share of the
+budget, in turn."""
 _SOFT, _SHARP = 0.3, 1e-3
 """Noise that stands for none at first and at last, in units of the upload's root mean square."""
 _FIRST = 0.02
@@ -152,7 +153,8 @@ class _Batch:
     def __init__(self, release: Release, ctx: Context, covers: Covers, own: Tensor) -> None:
         uploads = Evidence([release], ctx, dtype=torch.float64).uploads
         assert uploads is not None
-        self.uploads, self.covers, self.rng = uploads, covers, ctx.rng
+        self.uploads, self.covers = uploads, covers
+        self.budget, self.rng = ctx.budget, ctx.rng
         self.samples, self.victims = release.samples, len(release.clients)
         self.weight, self.bias = map(str, first_layer(release.seen))
         self.unit = own.square().mean().sqrt().clamp_min(_TINY)
@@ -199,7 +201,7 @@ class _Batch:
         victims, spent = everyone.repeat_interleave(_STARTS), 0
         picks = torch.randint(len(self.public), (len(victims), self.samples), generator=rng)
         z = self.public[picks.to(self.public.device)].flatten(1)
-        for heat, kept, evaluations in _STAGES:
+        for heat, kept, share in _STAGES:
 
             def evaluate(
                 z: Tensor, problems: Tensor, heat: float = heat, victims: Tensor = victims
@@ -214,7 +216,8 @@ class _Batch:
 
             never = z.new_full((len(z),), -math.inf)
             phase = Phase(evaluate=evaluate, stop=never, dtype=z.dtype)
-            found = minimise([phase], z, max_evaluations=evaluations, history=10, least_gain=1e-5)
+            most = 1 + round(share * self.budget)
+            found = minimise([phase], z, max_evaluations=most, history=10, least_gain=1e-5)
             spent += int(found.evaluations.sum())
             loss = found.loss.view(self.victims, -1)
             best = loss.argsort(dim=1, stable=True)[:, :kept] + everyone[:, None] * loss.shape[1]

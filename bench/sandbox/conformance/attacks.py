@@ -13,7 +13,7 @@ from bench.contract.attack import Attack, Context, Reconstruction
 from bench.contract.defense import Defense
 from bench.metrics.answers import check_values, validate_answer
 from bench.sandbox.conformance.contract import LEFT_OUT, Case, class_cases, skip
-from bench.sandbox.conformance.playground import Ground, Scene, digits, observe_round
+from bench.sandbox.conformance.playground import Ground, Scene, observe_round
 from bench.sandbox.conformance.watching import Watch, attributes, same
 from bench.sandbox.findings import Broken, NotChecked, require
 from bench.sandbox.hooked import name_errors
@@ -32,6 +32,8 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
     (Ground(protocol="splitfed", cut="block1", labels="shared"), 4),
 )
 """Rounds with the batch size of each victim."""
+_TABLE = Ground(protocol="fedavg", model="logistic", is_table=True)
+"""For an attack that reads nothing of the others."""
 
 
 def scenes() -> Iterator[Scene]:
@@ -44,7 +46,7 @@ def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -
     """What a run would give the attack, with few public samples."""
     seen, network, rng = scene.seen, scene.network, generator(0, "conformance attack")
     rehearsals = Rehearsals(seen=seen, network=network, defense=Defense(), rng=rng, device=CPU)
-    public = digits().aux_x[:auxiliary], digits().aux_y[:auxiliary]
+    public = scene.data.aux_x[:auxiliary], scene.data.aux_y[:auxiliary]
     return rehearsals.context(public, budget=budget)
 
 
@@ -90,6 +92,9 @@ def attack_cases(
         check = partial(skip, LEFT_OUT) if left_out else partial(check_run, trial, scene)
         yield f"runs on {scene.name}", check
     if len(trial.refusals) == len(_SCENES):
+        scene = observe_round(Defense(), _TABLE, batch=2)
+        yield f"runs on a table, {scene.name}", partial(check_run, trial, scene)
+    if len(trial.refusals) > len(_SCENES):
         why = "the attack applies to none of the checked rounds, so nothing of it was run."
         yield "runs anywhere", partial(require, False, why)
     if not trial.ran:

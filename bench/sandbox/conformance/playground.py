@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from bench import data
 from bench.contract.attack import Seen
 from bench.contract.defense import Defense
 from bench.contract.messages import SERVER, Message
-from bench.data.dataset import Dataset
+from bench.data.dataset import Dataset, from_features
 from bench.models import Network, build
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
@@ -31,12 +33,14 @@ LR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A protocol with a network; cut (the last stage on the clients) and labels are splitfed's."""
+    """A protocol with a network; cut (the last stage on the clients) and labels are splitfed's.
+    is_table: Whether rounds are observed on records of a table, not on digits."""
 
     protocol: Literal["fedsgd", "fedavg", "splitfed"]
     model: str = "lenet"
     cut: str | None = None
     labels: Literal["private", "shared"] = "private"
+    is_table: bool = False
 
     @property
     def name(self) -> str:
@@ -92,9 +96,10 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One observed round of digits, and its truth, which an attack is not given."""
+    """One observed round of a data set, and its truth, which an attack is not given."""
 
     name: str
+    data: Dataset
     seen: Seen
     truth: Truth
     network: Network
@@ -171,9 +176,29 @@ def digits() -> Dataset:
     return data.load_dataset("digits", seed=0)
 
 
+@cache
+def table() -> Dataset:
+    """Records of the digits: two numeric columns, and six that say which of four pixels is lit."""
+    source, groups = digits(), tuple((first, first + 4) for first in range(2, 26, 4))
+
+    def records(x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        pixels = x.flatten(1)
+        lit = [one_hot(pixels[:, 100 + n :: 9][:, :4].argmax(dim=1), 4) for n in range(6)]
+        return torch.cat([pixels[:, 120:122], *lit], dim=1).numpy(), y.numpy()
+
+    return from_features(
+        name="table",
+        train=records(source.train_x, source.train_y),
+        test=records(source.test_x, source.test_y),
+        aux=records(source.aux_x, source.aux_y),
+        class_names=source.class_names,
+        categorical=groups,
+    )
+
+
 def observe_round(defense: Defense, ground: Ground, *, batch: int = 1) -> Scene:
-    """One observed round on digits, as a run's first checkpoint has it."""
-    dataset, victims = digits(), company(defense, 2)
+    """One observed round, as a run's first checkpoint has it."""
+    dataset, victims = table() if ground.is_table else digits(), company(defense, 2)
     network = ground.network(dataset.shape, dataset.classes)
     order = torch.randperm(len(dataset.train_y), generator=generator(0, "conformance data"))
     shares = [order[i * BATCH : (i + 1) * BATCH] for i in range(victims)]
@@ -198,4 +223,4 @@ def observe_round(defense: Defense, ground: Ground, *, batch: int = 1) -> Scene:
         names=("init",),
     )
     name = f"{ground.name}, {ground.model}, batch {batch}"
-    return Scene(name=name, seen=seen, truth=truth, network=network)
+    return Scene(name=name, data=dataset, seen=seen, truth=truth, network=network)
