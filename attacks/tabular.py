@@ -74,6 +74,8 @@ class Tabular(Attack):
             return f"it reads one step of one client, of at most {_MOST} records"
         if not release.uploads or set(release.uploads[0].parts) != {weight, bias}:
             return "weight and bias were not both sent"
+        if release.noise and not all(map(release.noise.covers, seen.before)):
+            return "noise on weight or bias alone is not reckoned with"
         if any(isinstance(m, Quantised) and m.how == "sign" for m in release.acting):
             return "a sign's law has the mean size of all values, so that none tells by itself"
         return None

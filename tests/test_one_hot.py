@@ -17,6 +17,7 @@ from attacks.judge import Likelihood
 from attacks.tabular import Covers, Tabular
 from bench.contract.attack import Attack, Context, Seen
 from bench.contract.defense import Defense
+from bench.contract.mechanisms import GaussianNoise
 from bench.data.dataset import Dataset, from_features
 from bench.harness.cascade import EXPLAINED
 from bench.metrics.score import of_anyone, score
@@ -218,3 +219,15 @@ def test_categories_are_summed_over_for_few_records_of_one_step(
 ) -> None:
     seen, _, _ = observed(table, **{"batch": 4, **more})
     assert reason in str(Tabular().applies(seen))
+
+
+def test_noise_on_the_bias_alone_is_refused(table: Dataset) -> None:
+    seen, _, _ = observed(table, GaussianUpdate(clip_norm=5.0, noise_multiplier=0.1), batch=4)
+    (weight, bias) = seen.before
+    noises = [
+        GaussianNoise(of="update", std=0.1, tensors=names) for names in ((bias,), (weight, bias))
+    ]
+    known = [{**seen.known, "mechanisms": [noise.to_dict()]} for noise in noises]
+    refused, taken = (Tabular().applies(replace(seen, known=k)) for k in known)
+    assert "weight or bias alone" in str(refused)
+    assert taken is None
