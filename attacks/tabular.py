@@ -1,10 +1,9 @@
 """Tabular: records of a table from one step, with their categories summed over.
 
 The gradient of softmax regression over K records is E^T X / K, with E the errors [K, C] p - y. In a
-one-hot group each record counts in one column, so that a column holds the sum of the
-errors of some records. Which ones is summed over, column by column, so that what is left is a
-likelihood of the errors alone, under any law that tells of each value by itself. Numeric columns
-are linear equations then.
+one-hot group each record counts in one column, so that a column holds the sum of the errors of some
+records. The attack sums over which records these can be. What is left is a likelihood of the errors
+alone, under any law that compares each value by itself. Numeric columns are then linear equations.
 """
 
 from __future__ import annotations
@@ -86,6 +85,7 @@ class Tabular(Attack):
         public = ctx.aux_x.to(scale).flatten(1) * scale + shift
         play = build_player(release, ctx, scale, shift)
         own = play(public)[torch.arange(len(public)), ctx.aux_y.to(public.device)]
+        # By public records alone: under noise no sum tells where a group ends.
         groups = find_groups(public.cpu().numpy(), np.zeros((len(scale), 1)), np.ones(1), 0.0)
         victims = len(release.clients)
         if not groups:
@@ -107,8 +107,7 @@ class Covers:
 
     Attributes:
         sets: Which records the subsets have, 0 or 1 [S, K].
-        prior: Log of how frequent records of each column are, as often as a subset has records
-            [S, F].
+        prior: Log frequency of each column in public records, times a subset's records [S, F].
     """
 
     def __init__(self, groups: Sequence[range], samples: int, public: Tensor) -> None:
@@ -147,7 +146,7 @@ class Covers:
 
 
 class _Batch:
-    """The errors of every victim's records, as what it sent tells them.
+    """What the victims sent, as a likelihood of their records' errors.
 
     own: Errors of public records [N, U].
     """
@@ -219,11 +218,11 @@ class _Batch:
             never = z.new_full((len(z),), -math.inf)
             phase = Phase(evaluate=evaluate, stop=never, dtype=z.dtype)
             most = 1 + round(share * self.budget)
-            found = minimise([phase], z, max_evaluations=most, history=10, least_gain=1e-5)
-            spent += int(found.evaluations.sum())
-            loss = found.loss.view(self.victims, -1)
+            minimum = minimise([phase], z, max_evaluations=most, history=10, least_gain=1e-5)
+            spent += int(minimum.evaluations.sum())
+            loss = minimum.loss.view(self.victims, -1)
             best = loss.argsort(dim=1, stable=True)[:, :kept] + everyone[:, None] * loss.shape[1]
-            z, victims = found.x[best.flatten()], victims[best.flatten()]
+            z, victims = minimum.x[best.flatten()], victims[best.flatten()]
         errors = z.unflatten(1, (self.samples, -1)) * self.unit
         return errors, self.covers.shares(self.scores(errors, victims, 0.0)[0]), spent
 

@@ -170,6 +170,16 @@ def test_rounding_and_little_noise_hide_no_categories(table: Dataset, defense: D
     assert got["mse"] < float(table.aux_x.var(dim=0).mean()) / 2
 
 
+def test_summed_over_numbers_stay_within_the_public_range(table: Dataset) -> None:
+    seen, _, ctx = observed(table, batch=4, clients=4)
+    public = ctx.aux_x.clone()
+    public[:, :2] *= 0.2  # the victims' numbers lie beyond
+    images = Tabular().run(seen, replace(ctx, aux_x=public)).images
+    assert images is not None
+    low, high = public.aminmax(dim=0)
+    assert bool(((images >= low - 1e-6) & (images <= high + 1e-6)).all())
+
+
 def test_much_noise_leaves_how_frequent_categories_are(table: Dataset) -> None:
     noise = GaussianUpdate(clip_norm=1.0, noise_multiplier=1.0)
     got = attacked(table, noise, batch=4, clients=2, attack=Tabular())

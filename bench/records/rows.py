@@ -361,8 +361,13 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
     """Return a row as leaderboard.json holds it, each cost by its name; `sentence` makes the `text`
     beside each flag's code."""
     flags = [
-        {"code": f.code, "subject": f.subject, "level": f.code.level}
-        | {"values": f.values, "text": sentence(f)}
+        {
+            "code": f.code,
+            "subject": f.subject,
+            "level": f.code.level,
+            "values": f.values,
+            "text": sentence(f),
+        }
         for f in row.flags
     ]
     names = dict.fromkeys((*_FIRST, *(f.name for f in fields(row))))
