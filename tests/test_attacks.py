@@ -83,6 +83,13 @@ def test_several_samples_are_rebuilt_and_matched_one_to_one(
     assert values["label_accuracy"] == [1.0, 1.0]
 
 
+def test_settings_replace_those_of_the_preset() -> None:
+    each = DLG(), DLG(history=7), DLG(preset="paper"), DLG(preset="paper", history=7, restarts=1)
+    assert [(a.history, a.restarts) for a in each] == [(30, 2), (7, 2), (100, 0), (7, 1)]
+    with pytest.raises(ValueError, match="history"):
+        DLG(history=0)
+
+
 def seen_after_training(
     data: Dataset, network: Network, *, lr: float, epochs: int, rounds: int
 ) -> tuple[Seen, Truth]:

@@ -64,6 +64,7 @@ class DeepLeakage(Attack):
             around the public mean, with a prior that fades. The best of all then goes on.
         start: public (the public sample that explains the messages best), gray or normal;
             under noise `strong` starts around the public mean instead.
+        history: Curvature pairs. Batches of several samples gain by 100.
     """
 
     recovers = frozenset({"images", "labels", "counts"})
@@ -72,13 +73,19 @@ class DeepLeakage(Attack):
     """Whether it only knows how many samples have a label, not which step used them."""
 
     def __init__(
-        self, *, preset: Preset = "strong", restarts: int | None = None, start: Start | None = None
+        self,
+        *,
+        preset: Preset = "strong",
+        restarts: int | None = None,
+        start: Start | None = None,
+        history: int | None = None,
     ) -> None:
-        given = {"restarts": restarts, "start": start}
+        given = {"restarts": restarts, "start": start, "history": history}
         chosen = _PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
         self.preset, self.history = preset, chosen["history"]
         self.restarts, self.start = chosen["restarts"], chosen["start"]
         check_number("restarts", self.restarts, least=0)
+        check_number("history", self.history, "curvature pairs", least=1)
 
     def labels(self, evidence: Evidence, ctx: Context) -> Labels:
         """What is known of labels that the threat does not grant."""
