@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message, Part, Server, State
-from bench.contract.mechanisms import SignPerturbation, TwoPoint
+from bench.contract.mechanisms import BernoulliMask, SignPerturbation, TwoPoint
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
 from bench.protocols.aggregated import read_updates
@@ -24,7 +24,7 @@ from bench.registry import Registry
 from bench.report.leaderboard import rows
 from bench.report.verdicts import has_use
 from bench.sandbox.declared import MessageCheck
-from bench.sandbox.findings import NotChecked
+from bench.sandbox.findings import Broken, NotChecked
 from bench.sandbox.noise import Pair, checks_of
 from bench.toolkit.aggregation import mean_over_present
 from tests.conftest import Run, federation_of, network_for
@@ -430,6 +430,22 @@ def test_an_honest_upload_of_few_large_values_is_not_flagged(small: int, keep: f
         pair = Pair(given={"w": Part(values=values)}, sent={"w": Part(values=sent)})
         ((_, check),) = checks_of([law], lambda _, pair=pair: [pair])
         with suppress(NotChecked):
+            check()
+
+
+@pytest.mark.parametrize("std", [0.5, 5.0, 240.0])
+def test_noise_of_the_steps_is_not_drawn_again_for_trained_scores(std: float) -> None:
+    """As of pm_sfl with noise on score gradients: the bits are of the noised scores."""
+    law, rng = BernoulliMask(of="weights", clip=0.01, score_std=std), torch.Generator()
+    scores = std * torch.randn(2000, generator=rng.manual_seed(9))
+    other = std * torch.randn(2000, generator=rng)
+    honest, cheat = (
+        (torch.rand(2000, generator=rng) < torch.sigmoid(s)).float() for s in (scores, other)
+    )
+    for bits, fails in ((honest, False), (cheat, True)):
+        pair = Pair(given={"w": Part(values=scores)}, sent={"w": Part(values=bits)})
+        ((_, check),) = checks_of([law], lambda _, pair=pair: [pair])
+        with pytest.raises(Broken) if fails else suppress(NotChecked):
             check()
 
 

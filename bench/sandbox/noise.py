@@ -159,7 +159,7 @@ def noise_of(mechanism: Mechanism, clips: Sequence[Mechanism], pair: Pair) -> Te
 def _compare_draws(
     mechanism: Mechanism, clips: Sequence[Mechanism], pairs: Sequence[Pair], most: int
 ) -> str:
-    rng = torch.Generator().manual_seed(0)
+    mechanism, rng = mechanism.after_training(), torch.Generator().manual_seed(0)
     looked_at, total = [], 0
     for pair in pairs:
         entered, sent, there, base = _rows(pair, mechanism.of, clips)

@@ -158,6 +158,10 @@ class Mechanism:
             raise NotImplementedError(f"{type(self).__name__} does not say what it samples.")
         return self.apply(values)
 
+    def after_training(self) -> Mechanism:
+        """The law given trained variables, which have the noise of the training's steps."""
+        return self
+
     @property
     def spread(self) -> float:
         """Variance of what it adds to a value, averaged over values where it depends on them."""

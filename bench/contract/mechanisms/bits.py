@@ -1,7 +1,7 @@
 """Bits drawn from trained probabilities."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,6 +76,9 @@ class BernoulliMask(Mechanism):
         if not self.sampled:
             return theta
         return (torch.rand(values.shape, generator=rng, dtype=values.dtype) < theta).to(values)
+
+    def after_training(self) -> Mechanism:
+        return replace(self, score_std=0.0)
 
     def chance(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Probability of a 1, and its derivative by the score."""
