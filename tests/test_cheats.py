@@ -14,7 +14,7 @@ from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message,
 from bench.contract.mechanisms import BernoulliMask, SignPerturbation, TwoPoint
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
-from bench.protocols.aggregated import read_updates
+from bench.protocols.aggregated import _combination, read_updates
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import READ_BY_AGGREGATION, record_round
@@ -384,6 +384,13 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
         )
         least = 0.3 if cheat in (InThePattern, InTheOrder) else 0.75  # which tell signs only
         assert torch.cosine_similarity(true, read, dim=0) > least
+
+
+def test_an_upload_alone_is_no_combination_of_what_was_sent_beside_it(digits: Dataset) -> None:
+    """Weights that were sent hold the broadcast, which may resemble what a few values hide."""
+    _, result = observed(digits, Defense())
+    for trained in result.trained.values():
+        assert not _combination(trained, result.aggregation.messages)
 
 
 def test_of_a_long_training_drawn_rounds_are_checked_to_its_end() -> None:

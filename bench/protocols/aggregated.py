@@ -130,11 +130,11 @@ def _correlate(pattern: Tensor, trained: Tensor) -> float:
 
 def _combination(trained: Message, messages: Sequence[Message]) -> State:
     """Return the linear combination of a client's upload, and of all messages that are no uploads,
-    that is nearest to what it trained. Other clients' uploads are left out: they resemble it by
-    nature."""
+    that is nearest to what it trained; empty without such messages. Other clients' uploads are left
+    out: they resemble it by nature."""
     own = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender == trained.sender]
     similar = [m for m in own if _shapes(trained).items() <= _shapes(m).items()]
-    if not similar:
+    if all(m.kind in UPLOAD_KINDS for m in similar):
         return {}
     like = {n: p.values for n, p in trained.parts.items()}
     rows = torch.stack([_flat(_row([m.parts[n]], v) for n, v in like.items()) for m in similar])
