@@ -14,7 +14,7 @@ from bench.api import Client, Defense, GaussianNoise, Local, Mechanism, Message,
 from bench.contract.mechanisms import BernoulliMask, SignPerturbation, TwoPoint
 from bench.contract.messages import SERVER, SUM
 from bench.data.dataset import Dataset
-from bench.protocols.aggregated import _combination, read_updates
+from bench.protocols.aggregated import _aggregate_again, _candidates, read_updates
 from bench.protocols.federation import Federation, RoundResult
 from bench.protocols.local_training import LocalWork
 from bench.protocols.observe import READ_BY_AGGREGATION, record_round
@@ -27,6 +27,7 @@ from bench.sandbox.declared import MessageCheck
 from bench.sandbox.findings import Broken, NotChecked
 from bench.sandbox.noise import Pair, checks_of
 from bench.toolkit.aggregation import mean_over_present
+from bench.toolkit.vectors import change_uploads
 from tests.conftest import Run, federation_of, network_for
 from tests.test_recorded import AS_TRAINED
 from tests.test_shipped_plugins_conform import DEFENSES, OFTEN, shipped
@@ -72,6 +73,21 @@ class SentBeside(Noisy):
     def aggregate(self, server: Server, messages: Sequence[Message]) -> State | None:
         true = [replace(m, kind="update") for m in messages if m.kind == "telemetry"]
         return mean_over_present(server, true)
+
+
+class NoiseBesideWeights(Defense):
+    """Weights with huge noise, and the noise in another message."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        def hidden(plain: Message) -> list[Message]:
+            noise = noised(mapped(plain, torch.zeros_like), client.rng["defense"], 1e4)
+            sent = {
+                n: replace(p, values=p.values + noise.parts[n].values)
+                for n, p in plain.parts.items()
+            }
+            return [plain.with_parts(sent), replace(noise, kind="telemetry")]
+
+        return change_uploads(messages, "weights", local, hidden)
 
 
 class MedianOfBeside(SentBeside):
@@ -368,7 +384,16 @@ def test_an_honest_defense_of_the_same_kind_is_not_flagged(digits: Dataset) -> N
 
 
 READ_BY_THE_SERVER = [
-    *(SentBeside, MedianOfBeside, LastBits, ByAnother, InTheHeader, InThePattern, InTheOrder)
+    *(
+        SentBeside,
+        NoiseBesideWeights,
+        MedianOfBeside,
+        LastBits,
+        ByAnother,
+        InTheHeader,
+        InThePattern,
+        InTheOrder,
+    )
 ]
 
 
@@ -386,11 +411,20 @@ def test_what_aggregation_reads_is_an_upload(digits: Dataset, cheat: type[Defens
         assert torch.cosine_similarity(true, read, dim=0) > least
 
 
-def test_an_upload_alone_is_no_combination_of_what_was_sent_beside_it(digits: Dataset) -> None:
+class HalfOfTheWeights(Defense):
+    """Weights times a half, which leave most of the broadcast in an update."""
+
+    def upload(self, messages: list[Message], local: Local, client: Client) -> list[Message]:
+        return change_uploads(messages, "weights", local, lambda m: mapped(m, lambda v: v / 2))
+
+
+def test_an_upload_alone_tells_no_more_than_itself(digits: Dataset) -> None:
     """Weights that were sent hold the broadcast, which may resemble what a few values hide."""
-    _, result = observed(digits, Defense())
-    for trained in result.trained.values():
-        assert not _combination(trained, result.aggregation.messages)
+    federation, result = observed(digits, HalfOfTheWeights())
+    total = _aggregate_again(federation.defense, result, result.aggregation.messages)
+    for client in result.trained:
+        *_, combined = _candidates(federation.defense, result, client, total)
+        assert combined[1] == 0
 
 
 def test_of_a_long_training_drawn_rounds_are_checked_to_its_end() -> None:

@@ -85,7 +85,9 @@ def _candidates(
     remaining = _aggregate_again(defense, result, [m for m in messages if not _is_from(m, client)])
     count = len({m.sender for m in messages if m.kind in UPLOAD_KINDS})
     without = {n: count * total[n] - (count - 1) * remaining[n] for n in total if n in remaining}
-    combined = _combination(trained, messages)
+    # Other clients' uploads are left out: they resemble this one by nature.
+    beside = [m for m in messages if m.kind not in UPLOAD_KINDS]
+    combined = _combination(trained, [*sent, *beside])
     for update, least in ((alone, LEAST), (without, LEAST), (combined, _LEAST_COMBINED)):
         names = [n for n in trained.parts if n in update]
         count = sum(update[n].numel() for n in names)
@@ -129,12 +131,9 @@ def _correlate(pattern: Tensor, trained: Tensor) -> float:
 
 
 def _combination(trained: Message, messages: Sequence[Message]) -> State:
-    """Return the linear combination of a client's upload, and of all messages that are no uploads,
-    that is nearest to what it trained; empty without such messages. Other clients' uploads are left
-    out: they resemble it by nature."""
-    own = [m for m in messages if m.kind not in UPLOAD_KINDS or m.sender == trained.sender]
-    similar = [m for m in own if _shapes(trained).items() <= _shapes(m).items()]
-    if all(m.kind in UPLOAD_KINDS for m in similar):
+    """Return the linear combination of messages that is nearest to what a client trained."""
+    similar = [m for m in messages if _shapes(trained).items() <= _shapes(m).items()]
+    if not similar:
         return {}
     like = {n: p.values for n, p in trained.parts.items()}
     rows = torch.stack([_flat(_row([m.parts[n]], v) for n, v in like.items()) for m in similar])
