@@ -11,7 +11,7 @@ from bench.records import Convergence, FlagCode
 from bench.report import entries, verdicts
 from tests.conftest import require
 from tests.made_records import attacked, trained
-from tests.made_rows import attack, interval, row, worst
+from tests.made_rows import attack, interval, leaks, row, worst
 
 
 def worst_case(records: Any, metric: Any, *, by_truth: bool) -> Any:
@@ -102,3 +102,16 @@ def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
     able = trained(correct=90, test_samples=100, class_chance=0.1)
     codes = [f.code for f in verdicts.flags_of(shown, [able])]
     assert (FlagCode.CUT_SHORT in codes) == cut
+
+
+@pytest.mark.parametrize(
+    ("means", "below"),
+    [((0.1, 0.0, 0.1), False), ((-0.03, 0.02, -0.01), False), ((-0.1, -0.11, -0.1), True)],
+)
+def test_answers_are_below_the_baseline_where_chance_does_not_explain_it(
+    means: tuple[float, ...], below: bool
+) -> None:
+    shown = row(leaks=leaks(*means), seeds=(0, 1, 2))
+    able = trained(correct=90, test_samples=100, class_chance=0.1)
+    codes = [f.code for f in verdicts.flags_of(shown, [able])]
+    assert (FlagCode.BELOW_FLOOR in codes) == below

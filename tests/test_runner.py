@@ -45,8 +45,8 @@ def test_records_are_ordered_by_their_error_and_audits_join_the_board(
     by_name = {r["defense"]: r for r in rows}
     none, noised = by_name["none"], by_name["gaussian"]
     assert [r["defense"] for r in rows] == ["gaussian", "none"]
-    # No star: its answers are below the baseline.
-    assert noised["marks"] == {"best": False, "undefended": True}
+    # Two victims' answers are below the baseline by no more than chance.
+    assert noised["marks"] == {"best": True, "undefended": True}
     assert none["leakage"]["mean"] > 0.99 > noised["leakage"]["mean"]
     assert none["worst"]["metric"] == "mse"
     assert none["worst"]["mse"]["mean"] < 1e-6 < noised["worst"]["mse"]["mean"]

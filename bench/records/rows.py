@@ -164,8 +164,10 @@ class Leaks:
 
     @property
     def below_baseline(self) -> bool:
-        """Whether the victims' mean is worse than the baseline's."""
-        return float(np.concatenate(list(self.outcomes.values())).mean()) < -1e-9
+        """Whether the victims' mean is worse than the baseline's by more than chance: where nothing
+        leaks, every second mean is below 0."""
+        raw = interval_of(list(self.outcomes.values()))
+        return raw is not None and raw.hi < -1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
