@@ -86,6 +86,8 @@ def test_what_keeps_a_defense_out_is_said() -> None:
     assert cells["d"] == ["–", "0.50*"]
     table = frame(ready(rows), 0.05).set_index(["defense", "table"])
     assert "not run" in set(table.loc["d"]["why"])
+    assert "–: not run here." in legend(by_protocol(ready(rows)))
+    assert not any(line.startswith("–") for line in legend(by_protocol(ready([BARE]))))
 
 
 def test_what_has_nothing_to_act_on_is_not_called_useless() -> None:
@@ -333,6 +335,7 @@ def test_a_table_says_what_leaks_least_what_it_costs_and_how_sure_that_is() -> N
         ),
         ([setting("a", 0.98, 0.9)], "clearly leaks less than none here; a leaks least"),
         ([setting("a", 0.3, 0.5)], "No attacked defense loses at most 5 points of accuracy here."),
+        ([], "No defense was run here."),
         ([setting("a", 0.3, 0.9)], "nothing is proven"),
         ([setting("a", 0.3, 0.9, eps_claimed=3.0)], "it claims an epsilon of 3, none is proven"),
         ([setting("a", 0.3, 0.9, eps_record=4e4)], "its epsilon of 4e4 is vacuous"),

@@ -40,14 +40,17 @@ def advise(summary: Overview) -> list[Advice]:
 
 
 def _advise(summary: Overview, place: int, head: Head) -> Advice:
-    known = {name: v for name, v in ranked(summary, place) if v.leak is not None}
+    ran = dict(ranked(summary, place))
+    known = {name: v for name, v in ran.items() if v.leak is not None}
     bare = known.pop(UNDEFENDED, None)
     points = f"{100 * summary.loss:g} points of accuracy"
     if bare is not None and (bare.leak or 0.0) < CONTROL:
         reason = f"Attacks recover little here without a defense ({bare.leakage})"
         return Advice(head=head, sentences=(f"{reason}: what one adds cannot be told.",))
     if not known:
-        return Advice(head=head, sentences=(f"No attacked defense loses at most {points} here.",))
+        attacked = ran.keys() - {UNDEFENDED}
+        words = f"No attacked defense loses at most {points}" if attacked else "No defense was run"
+        return Advice(head=head, sentences=(f"{words} here.",))
     (name, best), *others = known.items()
     without = "" if bare is None else f"; without a defense {_leakage(bare)}"
     least = f"{name} leaks least: {_leakage(best)}{without}"

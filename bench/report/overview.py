@@ -379,7 +379,7 @@ def explain_signs(
     """
     signs = {sign for v in verdicts for sign in v.signs}
     doubts = list(dict.fromkeys(why for v in verdicts for why in v.doubts))
-    words = {v.why.removesuffix(DAGGER) for v in verdicts}
+    words = {v.leakage.removesuffix(DAGGER) for v in verdicts if v.row is None}
     rows = [v.row for v in verdicts if v.row]
     occurs = {
         explain.OVERVIEW["recognised"]: "recognised" not in hidden
