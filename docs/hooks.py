@@ -480,7 +480,7 @@ def overview(names: Sequence[str], _: str) -> str:
         parts.append(table([first, *heads, *overviews.column_notes()], lines))
     if not defenses:
         legend = overviews.legend(overviews.by_protocol(reference(suite)))
-        parts.append("\n".join(f"- {words}" for words in legend))
+        parts.append("\n".join(f"- {marked(words)}" for words in legend))
     return "\n\n".join(parts)
 
 
@@ -508,8 +508,8 @@ def advice(names: Sequence[str], _: str) -> str:
     from bench.report.advice import advise
 
     suite, protocol, *defenses = names
-    last = [r for r in reference(suite) if r.checkpoint == "final"]
-    rows = [r for r in last if not defenses or r.defense in {*defenses, "none"}]
+    rounds = [r for r in reference(suite) if r.checkpoint == "training"]
+    rows = [r for r in rounds if not defenses or r.defense in {*defenses, "none"}]
     said = [
         f"- **{one.head.title.partition(' · ')[2]}**: {' '.join(one.sentences)}"
         for overview in overviews.by_protocol(rows)

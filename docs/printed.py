@@ -35,7 +35,7 @@ _TABLES = Path(__file__).parent / "papers" / "tables"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 ACCURACY_SPREAD, LEAKAGE_SPREAD = 0.13, 0.6
 """95 % of two trainings of one setting differ by less: 1.96 sqrt(2) times the standard deviation
-over seeds, root mean square over the rows of results/reference."""
+over seeds, root mean square over the rows of version 1 of `reference`."""
 _CERTAIN = ("eps_claimed", "eps_record", "costs", "workings")
 """Figures that a further training would not change, or hardly."""
 _ROOMS = {

@@ -58,14 +58,7 @@ def test_a_file_that_is_no_list_of_rows_is_refused(tmp_path: Path, text: str, me
         with_errata([row()], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        pytest.param(p, marks=[pytest.mark.slow] * (p.parent.name == "reference"))
-        for p in sorted(RESULTS.rglob(ERRATA))
-    ],
-    ids=lambda p: p.parent.name,
-)
+@pytest.mark.parametrize("place", sorted(RESULTS.rglob(ERRATA)), ids=lambda p: p.parent.name)
 def test_committed_errata_are_readable_and_their_rows_exist(place: Path) -> None:
     from bench.report import leaderboard
 

@@ -1,6 +1,5 @@
 """What docs/findings.md says in words holds in the results whose figures it shows."""
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -38,20 +37,66 @@ def ssim(row: Row, attack: str) -> float:
     return row.attacks[attack].scores["ssim"].mean
 
 
-def leaks(defense: str) -> Iterator[float]:
-    """On the board of `reference` under fedavg, of all settings that do not lose too much."""
+def shown(defense: str, data: str, seen: str) -> float:
+    """The leakage on the board of `reference` under fedavg: the least of all settings that do not
+    lose too much. seen: "training" or "init"."""
     (board,) = (o for o in by_protocol(rows("reference")) if o.protocol == "fedavg")
+    (place,) = (i for i, h in enumerate(board.heads) if (h.words[0], h.words[-1]) == (data, seen))
     (line,) = (one for one in board.lines if one.defense == defense)
-    return (v.leak for v in line.verdicts if v.leak is not None)
+    return require(line.verdicts[place].leak)
 
 
-def test_spm_hides_no_single_sample_but_eight_where_nothing_is_learned() -> None:
-    for leakage, undefended_leak in zip(leaks("spm"), leaks("none"), strict=True):
-        assert leakage > max(0.7, undefended_leak - 0.15)
+def measured(defense: str, data: str, **settings: object) -> float:
+    """The leakage of rounds of the training of one setting in `reference`."""
+    (row,) = (
+        r
+        for r in rows("reference")
+        if (r.defense, r.dataset, r.checkpoint) == (defense, data, "training")
+        and settings.items() <= dict(r.settings).items()
+    )
+    return require(row.leak)
+
+
+def test_spm_hides_no_single_sample_and_no_batch_of_images() -> None:
+    for data in ("mnist", "adult"):
+        assert shown("spm", data, "init") > 0.8
+    assert shown("spm", "mnist", "training") > 0.7 * shown("none", "mnist", "training")
+    assert shown("spm", "adult", "training") < 0.3 * shown("none", "adult", "training")
     for row in some("budgets", defense="spm", checkpoint="init"):
         assert ssim(row, "idlg@one") > 0.9
         most = max(ssim(row, "idlg@eight"), ssim(row, "dlg@eight"))
         assert most < 0.6 if row.settings["variant"] == "unbiased" else most > 0.7
+
+
+@pytest.mark.parametrize("defense", ["fedml_he", "mask_crypt"])
+def test_a_tenth_encrypted_shows_records_and_half_hides_rounds_of_them(defense: str) -> None:
+    bare = shown("none", "adult", "training")
+    assert measured(defense, "adult", share=0.1) > 0.5 * bare
+    assert measured(defense, "adult", share=0.5) < 0.1 * bare
+    assert shown("mask_crypt", "adult", "init") > 0.4
+
+
+def test_noise_hides_rounds_and_only_some_hides_a_single_sample() -> None:
+    assert shown("gaussian", "mnist", "training") < 0.1
+    assert shown("gaussian", "mnist", "init") > 0.4
+    for defense in ("gaussian", "laplace", "dp_fedavg", "dp_sgd", "pm_piecewise", "top_k"):
+        assert shown(defense, "adult", "training") < 0.1
+    for defense in ("gaussian", "laplace", "dp_fedavg"):
+        assert shown(defense, "adult", "init") > 0.4
+    for defense in ("dp_sgd", "pm_piecewise", "top_k", "fedml_he"):
+        assert shown(defense, "adult", "init") < 0.2
+
+
+def test_eight_bits_show_most_of_what_whole_values_show_and_signs_a_part() -> None:
+    for data in ("mnist", "adult"):
+        bare = shown("none", data, "training")
+        assert measured("quantise", data, how="int8") > 0.7 * bare
+        assert 0.15 * bare < measured("quantise", data, how="sign") < 0.45 * bare
+
+
+def test_the_decoder_reads_smashed_data_of_rounds_through_the_noise_of_the_board() -> None:
+    (row,) = (r for r in rows("reference") if (r.defense, r.checkpoint) == ("dp_sl", "training"))
+    assert ssim(row, "decoder@as_trained") > 0.7
 
 
 @pytest.mark.parametrize("defense", ["dp_sl", "dp_mixsl", "splitfed_dp"])

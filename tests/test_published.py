@@ -126,14 +126,7 @@ def test_a_report_of_a_published_folder_leaves_it_as_it_is(
 PUBLISHED = [p.parent for p in sorted(RESULTS.rglob(ARCHIVE))]
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(f, marks=pytest.mark.slow if f.name == "reference" else ())  # tens of seconds
-        for f in PUBLISHED
-    ],
-    ids=lambda p: p.name,
-)
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda p: p.name)
 def test_a_committed_readme_follows_from_the_records_beside_it(folder: Path) -> None:
     assert readme(folder) == (folder / README).read_text()
 
@@ -147,7 +140,7 @@ def test_committed_results_are_small() -> None:
         pytest.skip("not in a git checkout")
     places = [RESULTS.parent / n for n in names if (RESULTS.parent / n).exists()]
     assert sum(p.stat().st_size for p in places) <= 15e6
-    allowed = {README, PACKED_RUN, ARCHIVE, "errata.toml", "untuned.toml", "figures"}
+    allowed = {README, PACKED_RUN, ARCHIVE, "errata.toml", "figures"}
     for folder in PUBLISHED:
         assert {p.name for p in folder.iterdir()} <= allowed
         assert len(list((folder / "figures").glob("*"))) <= 3

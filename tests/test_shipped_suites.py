@@ -19,9 +19,8 @@ from bench.harness.store import Store
 from bench.protocols.settings import RECORDED
 from bench.records import Run
 from bench.registry import Registry
-from bench.report.overview import LOSSES
 
-RESULTS = Path(__file__).parents[1] / "results" / "reference"
+RESULTS = Path(__file__).parents[1] / "results"
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32),
           "cifar100": (3, 32, 32)}  # fmt: skip
 
@@ -197,21 +196,20 @@ def test_reference_attacks_rounds_of_the_training_first_and_one_sample_second(
     assert trained & single == both
 
 
-@pytest.mark.slow
-def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(registry: Registry) -> None:
-    """The suite that was tuned for version 1 has the same tasks and attacks as its published run;
-    of each of its searches the board has at most one setting per loss."""
-    given = tomllib.loads((RESULTS / "untuned.toml").read_text())
+def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(
+    reference: suites.Suite, registry: Registry
+) -> None:
+    """Each search of the suite that was tuned has at most one setting on the board."""
+    given = tomllib.loads((RESULTS / "findings" / "untuned.toml").read_text())
     untuned = suites.Suite.model_validate(given, context=RECORDED)
-    reference = Run.read(RESULTS).suite
-    same = ("tasks", "attacks", "protocol", "budget", "checkpoints")
+    same = ("tasks", "threats", "protocol", "budget", "checkpoints")
     assert all(getattr(untuned, name) == getattr(reference, name) for name in same)
     for entry in untuned.defenses:
         strength = registry.defense(entry.name, next(iter(suites.grid(entry.settings)))).strength
         if strength is None:
             continue
-        for given in suites.grid(entry.settings):
-            others = {k: v for k, v in given.items() if k != strength.setting}
+        for start in suites.grid(entry.settings):
+            others = {k: v for k, v in start.items() if k != strength.setting}
             for task in filter(entry.runs_on, range(len(untuned.tasks))):
                 tuned = [
                     d
@@ -220,14 +218,16 @@ def test_a_defense_with_a_strength_was_tuned_on_every_task_of_its_own(registry: 
                     and d.tasks == [task]
                     and {k: v for k, v in d.settings.items() if k != strength.setting} == others
                 ]
-                assert len(tuned) <= len(LOSSES)
+                assert len(tuned) <= 1
+                assert task == 0 or len(tuned) == 1, (entry.name, task)
 
 
 @pytest.mark.slow
-def test_the_published_run_is_version_1_and_finished() -> None:
-    run = Run.read(RESULTS)
-    assert (run.suite.version, run.plugins) == (1, ())
-    store = Store(RESULTS)
+def test_the_published_run_is_of_the_shipped_suite_and_finished(reference: suites.Suite) -> None:
+    run = Run.read(RESULTS / "reference")
+    assert run.suite.model_copy(update={"seeds": reference.seeds}) == reference
+    assert run.plugins == ()
+    store = Store(RESULTS / "reference", run)
     for kind, key in run.record_names:
         record = store.read(kind, key)
         assert record is not None
