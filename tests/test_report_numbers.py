@@ -106,7 +106,12 @@ def test_an_attack_was_cut_short_where_its_gain_leaks_more_than_the_row(
 
 @pytest.mark.parametrize(
     ("means", "below"),
-    [((0.1, 0.0, 0.1), False), ((-0.03, 0.02, -0.01), False), ((-0.1, -0.11, -0.1), True)],
+    [
+        ((0.1, 0.0, 0.1), False),
+        ((-0.03, 0.02, -0.01), False),
+        ((-0.1, -0.08, -0.09), True),
+        ((-0.5, 0.1, -0.1), True),
+    ],
 )
 def test_answers_are_below_the_baseline_where_chance_does_not_explain_it(
     means: tuple[float, ...], below: bool
