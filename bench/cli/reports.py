@@ -38,6 +38,7 @@ def compare(
     with plain_errors():
         from rich.text import Text
 
+        from bench.report import explain
         from bench.report.comparison import compare_rows
 
         if one is None or two is None:
@@ -57,13 +58,7 @@ def compare(
         ]
         print_table(("", ""), lines, show_header=False)
     console.print()
-    console.print(
-        "Above 0, the first row leaks more. The p-value is that of a t-test on the seeds' paired "
-        "differences, Holm-adjusted over the table against the undefended row, or the one that "
-        "leaks less, as the marks of the leaderboard are. Separated: p <= 0.05; it does not say "
-        "that the difference matters.",
-        style="dim",
-    )
+    console.print(explain.LEGEND["compared"], style="dim")
 
 
 def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:

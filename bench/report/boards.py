@@ -38,16 +38,12 @@ DIGITS = 4
 """Significant digits on the page, one less of bounds; leaderboard.json has all of them."""
 ID = 12
 """Characters of `row_id` that name a row in an address."""
-_ALWAYS, _FROM_TABLET, _FROM_LAPTOP, _FROM_DESKTOP = 0, 640, 1000, 1400
-_MIN_WIDTHS = {
-    "defense": _ALWAYS,
-    "task": _FROM_TABLET,
-    "leakage": _ALWAYS,
-    "recognised": _ALWAYS,
-    "accuracy drop": _FROM_TABLET,
-    **dict.fromkeys(("epsilon", *(c.title for c in COSTS.values()), "status"), _FROM_LAPTOP),
-    "flags": _FROM_DESKTOP,
-}
+_TABLET, _LAPTOP, _DESKTOP = 640, 1000, 1400
+_MIN_WIDTHS = (
+    {"defense": 0, "task": _TABLET, "leakage": 0, "recognised": 0, "accuracy drop": _TABLET}
+    | dict.fromkeys(("epsilon", *(c.title for c in COSTS.values()), "status"), _LAPTOP)
+    | {"flags": _DESKTOP}
+)
 """Columns shown at first, in their order, and the least width of the window for each, in px."""
 _SHORT = {*_MIN_WIDTHS, "suite", "paper", "venue", "year"} - {"flags"}
 """Columns of a leaderboard whose rows lead to reports, where the others are."""
@@ -97,7 +93,7 @@ class Board:
     def min_width(self, column: Column) -> int | None:
         """Return the least width at which a column is shown at first; None: only when chosen."""
         if column in self._fullest:
-            return _FROM_TABLET
+            return _TABLET
         return _MIN_WIDTHS.get(column.name)
 
     @cached_property

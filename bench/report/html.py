@@ -31,12 +31,6 @@ from bench.report.tables import idle, tables, work
 _TEMPLATES = Path(__file__).with_name("templates")
 _MOST = 24
 """Settings in a figure of accuracy against leakage: more make its legend longer than a screen."""
-_FIRST = (
-    'const root = document.documentElement.classList; root.add("on");'
-    'addEventListener("error", () => root.add("ready"))'
-)
-"""Runs before the tables are laid out: what needs scripts shows, and the leaderboard once it is
-ready or something failed."""
 
 
 def page(
@@ -100,14 +94,15 @@ def render(template: str, board: Board, *, shared: str | None = None, **values: 
     path to the folder of `shared_files`, ending in a slash or empty; None: the page holds them."""
     files = shared_files() if shared is None else {}
     style, script = files.get("leaderboard.css"), files.get("leaderboard.js")
+    first = source("first.js")
     over = explain.interval_words([line.row for line in board.lines]) or "95 % interval"
     notes = {cost.title: cost.note for cost in COSTS.values()} | dict(explain.COLUMNS)
     texts = {k: t.replace("95 % interval", over) for k, t in notes.items()}
     layout = environment().get_template(template)
     return layout.render(
-        policy=policy(style, _FIRST, script),
+        policy=policy(style, first, script),
         style=style and Markup(style),
-        first=Markup(_FIRST),
+        first=Markup(first),
         script=script and Markup(script),
         shared=shared,
         board=board,

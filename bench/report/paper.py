@@ -43,23 +43,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h")
 LINE_HEIGHT = 0.155
 _AXES_HEIGHT = 2.1
 """Inches, of a line of text and of the axes."""
-_STYLE: dict[Any, Any] = {
-    "font.size": 8,  # of which other sizes are multiples, by default 1
-    "axes.titlesize": "medium",
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.0,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.family": "DejaVu Sans",
-    "savefig.dpi": 300,
-    "pdf.fonttype": 42,
-    "ps.fonttype": 42,
-    "svg.hashsalt": "leakbench",
-    "text.usetex": False,
-    "text.parse_math": False,
-}
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 class Paper(Figure):
@@ -135,16 +119,7 @@ def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes
         labels = [textwrap.fill(label, across) for _, label in pairs]
         lines = sum(len(label.splitlines()) for label in labels)
         figure.set_size_inches(inches(width), _AXES_HEIGHT + lines * LINE_HEIGHT + 0.1)
-        figure.legend(
-            [handle for handle, _ in pairs],
-            labels,
-            loc="outside lower left",
-            frameon=False,
-            handlelength=1.6,
-            labelspacing=0.25,
-            borderpad=0.0,
-            borderaxespad=0.2,
-        )
+        figure.legend([handle for handle, _ in pairs], labels, loc="outside lower left")
 
 
 def check_format(name: str) -> None:
@@ -174,7 +149,7 @@ def image_of(figure: Figure, title: str) -> str:
     """Return the figure as an image element; the title is its alternative text."""
     buffer = io.BytesIO()
     # Letters as letters: as outlines they would be most of a page.
-    with style.context(_STYLE | {"svg.fonttype": "none"}, after_reset=True):
+    with style.context([_STYLE, {"svg.fonttype": "none"}], after_reset=True):
         Figure.savefig(figure, buffer, format="svg", metadata=dict.fromkeys(FORMATS["svg"]))
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img class="plot" alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
