@@ -1,8 +1,10 @@
-"""Learned decoder: a small network that corrects the ridge inverter's image."""
+"""Learned decoder: a small network that corrects the ridge inverter's image, or a U-Net that reads
+noised smashed data."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,10 @@ STEPS_PER_EVALUATION = 2
 """Optimiser steps per gradient evaluation of the budget."""
 BATCH, CHANNELS, RATE = 32, 32, 3e-3
 """Pairs of a step; width of the network; AdamW's highest learning rate."""
+PLAYS, PLAYED = 8, 100_000_000
+"""Most plays of each public image whose noise the U-Net sees; numbers of all plays together."""
+NOISED = 0.3
+"""Left-out loss of ridge above which noise is learnt by the U-Net."""
 
 
 class Corrector(nn.Module):
@@ -82,12 +88,49 @@ class Corrector(nn.Module):
         small = self.project(features)
         if self.flat:
             small = small.view(len(features), -1, *self.small)
-        else:
-            height, width = (n * b for n, b in zip(self.small, self.block, strict=True))
-            small = uncut(small.flatten(2).mT, self.small, (self.channels, height, width))
-        if small.shape[2:] == self.size:
-            return small
-        return nn.functional.interpolate(small, size=self.size, mode="bilinear")
+            return nn.functional.interpolate(small, size=self.size, mode="bilinear")
+        return spread(small, (self.channels, *self.size), self.block)
+
+
+class Denoiser(nn.Module):
+    """As `Corrector`, but a U-Net on the features' grid, of which every level halves the sides:
+    noise that no place alone tells from an image is told by the places around it."""
+
+    def __init__(
+        self, shape: tuple[int, ...], features: tuple[int, ...], channels: int, *, level: float
+    ) -> None:
+        super().__init__()
+        self.shape, self.level = shape, level
+        self.block = tuple(-(-n // m) for n, m in zip(shape[1:], features[1:], strict=True))
+        a, b, c = (channels * n for n in (1, 2, 4))
+        conv = partial(nn.Conv2d, kernel_size=3, padding=1)
+        self.top = conv(features[0], a)
+        self.down = nn.ModuleList([conv(a, b, stride=2), conv(b, c, stride=2)])
+        self.same = nn.ModuleList([conv(b, b), conv(c, c)])
+        self.up = nn.ModuleList([conv(b + c, b), conv(a + b, a)])
+        self.last = conv(a, shape[0] * math.prod(self.block))
+
+    def forward(self, base: Tensor, features: Tensor) -> Tensor:
+        levels = [torch.relu(self.top(features))]
+        for down, same in zip(self.down, self.same, strict=True):
+            x = torch.relu(down(levels[-1]))
+            levels.append(x + torch.relu(same(x)))
+        x = levels.pop()
+        for up in self.up:
+            level = levels.pop()
+            below = nn.functional.interpolate(x, size=level.shape[2:])
+            x = level + torch.relu(up(torch.cat([level, below], dim=1)))
+        image = base + self.level * spread(self.last(x), self.shape, self.block)
+        return image.clamp(0, 1).lerp(image, 0.05)  # answers are cut: beyond, little is to learn
+
+
+def spread(cells: Tensor, shape: tuple[int, ...], block: tuple[int, ...]) -> Tensor:
+    """Cells' pixels [B, C * p * q, h, w] as images [B, *shape] of blocks of p x q, to size."""
+    high, wide = cells.shape[2:]
+    image = uncut(cells.flatten(2).mT, (high, wide), (shape[0], high * block[0], wide * block[1]))
+    if image.shape[2:] == shape[1:]:
+        return image
+    return nn.functional.interpolate(image, size=shape[1:], mode="bilinear")
 
 
 def initial(module: nn.Module, rng: torch.Generator, device: torch.device) -> dict[str, Tensor]:
@@ -109,10 +152,12 @@ class Decoder(Attack):
     It starts from the ridge inverter's answer and learns what that leaves over, from smashed data
     on its grid over the image (a map, or tokens, and which of them are present), or from the
     principal components of other messages; on a training image that answer is the one of a ridge
-    fit without this image, as it will be for a victim. AdamW with cosine decay; loss: squared
-    error in units of the public variance plus 1 - SSIM. A fifth of the public images is held out in
-    all its plays; the parameters of least held-out loss are kept, so it may end as the ridge it
-    started from. The answer's evaluations are optimiser steps.
+    fit without this image, as it will be for a victim. Where noise on a whole map leaves ridge
+    little, it learns by a U-Net from many plays of each public image, starting from the mean one,
+    in twice as many steps of half the pairs. AdamW with cosine decay (U-Net: after a warm-up);
+    loss: squared error in units of the public variance plus 1 - SSIM. A fifth of the public images
+    is held out in all its plays; the parameters of least held-out loss are kept, and the answer is
+    ridge's where that loses less. The answer's evaluations are optimiser steps.
     Source: decoder of He, Zhang, Lee 2019 (ACSAC, inverse network). Departures: residual to
     ridge, SSIM in the loss.
 
@@ -143,25 +188,29 @@ class Decoder(Attack):
         return reconstruction(images, expected, inverter, evaluations=steps, notes=(note,))
 
     def train(self, data: Data, ctx: Context, steps: int) -> tuple[Tensor, float, float]:
-        """(victims' images, held-out loss, held-out loss of the base)."""
+        """(victims' images, held-out loss, held-out loss of ridge)."""
+        steps, batch = (2 * steps, BATCH // 2) if data.noised else (steps, BATCH)
+        shape, network = tuple(ctx.network.shape), Denoiser if data.noised else Corrector
         with torch.device("meta"):
-            module = Corrector(
-                tuple(ctx.network.shape), data.feature_shape, CHANNELS, level=data.level
-            )
+            module = network(shape, data.feature_shape, CHANNELS, level=data.level)
         params = initial(module, ctx.rng, ctx.device)
         optimiser = torch.optim.AdamW(params.values(), lr=RATE, weight_decay=1e-3)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        rates = torch.optim.lr_scheduler
+        schedule = (
+            rates.OneCycleLR(optimiser, RATE, total_steps=steps, pct_start=0.15)
+            if data.noised  # without a warm-up some U-Nets learn little
+            else rates.CosineAnnealingLR(optimiser, steps)
+        )
 
         def left_out_loss() -> float:
             with torch.no_grad():
                 guess = functional_call(module, params, data.of(data.held))
             return float(distance(guess, data.x[data.held], variance=data.variance).mean())
 
-        before = least = left_out_loss()
-        kept = {n: p.detach().clone() for n, p in params.items()}
+        least, kept = data.before, None
         often = max(1, steps // 20)
         # All batches are drawn first: a copy to a GPU in every step would make the host wait.
-        picks = [torch.randint(len(data.train), (BATCH,), generator=ctx.rng) for _ in range(steps)]
+        picks = [torch.randint(len(data.train), (batch,), generator=ctx.rng) for _ in range(steps)]
         picked = data.train[torch.stack(picks).to(data.train.device)]
         for step in range(1, steps + 1):
             rows = picked[step - 1]
@@ -176,9 +225,11 @@ class Decoder(Attack):
                 if now < least:
                     least, kept = now, {n: p.detach().clone() for n, p in params.items()}
                 ctx.progress(step / steps)
+        if kept is None:
+            return data.ridge, least, data.before
         with torch.no_grad():
             images = functional_call(module, kept, data.victims)
-        return images, least, before
+        return images, least, data.before
 
 
 class Data:
@@ -188,6 +239,8 @@ class Data:
         train: Rows that are learnt from, int64.
         held: Rows like the victims', of a fifth of the public images, int64.
         feature_shape: Of one sample's features, a map where the smashed data is one.
+        before: Loss of the rows held out by ridge.
+        noised: Whether the map is random and present everywhere, and ridge loses much.
     """
 
     def __init__(self, inverter: Inverter, channel: Channel, ctx: Context) -> None:
@@ -199,11 +252,13 @@ class Data:
         image = torch.cat([torch.arange(len(p.x)) // p.group for p in pairs])
         order = torch.randperm(len(ctx.aux_x), generator=ctx.rng)
         judged = torch.cat([p.judged for p in pieces])
-        out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
+        fifth = order[: max(1, len(order) // 5)]
+        out = torch.isin(image, fifth).to(ctx.device)
         if not bool((out & judged).any()):
             # Few rows hold few of the public images: perhaps none of that fifth.
             order = order[torch.isin(order, image[judged.cpu()])]
-            out = torch.isin(image, order[: max(1, len(order) // 5)]).to(ctx.device)
+            fifth = order[: max(1, len(order) // 5)]
+            out = torch.isin(image, fifth).to(ctx.device)
         self.held = (out & judged).nonzero()[:, 0]
         self.train = (~out).nonzero()[:, 0]
         self.level = float((self.base - self.x)[self.train].square().mean().sqrt())
@@ -216,7 +271,29 @@ class Data:
         if self.features.ndim == 2:
             self.features, told = _principal(self.features, self.train, told)
         self.feature_shape = tuple(self.features.shape[1:])
-        self.victims = inverter.predict()[0], told
+        self.ridge = inverter.predict()[0]
+        self.victims = self.ridge, told
+        held = self.base[self.held], self.x[self.held]
+        self.before = float(distance(*held, variance=self.variance).mean())
+        grid = channel.grid(channel.blocks) if channel.random and len(inverter.shape) == 3 else None
+        self.noised = grid is not None and grid.present is None and self.before > NOISED
+        if self.noised:
+            self._play(inverter, channel, ~torch.isin(torch.arange(len(ctx.aux_x)), fifth))
+
+    def _play(self, inverter: Inverter, channel: Channel, shown: Tensor) -> None:
+        """Learn from new plays of the public images `shown` (bool [N]), and from their mean on."""
+        plays = max(1, min(PLAYS, PLAYED // (len(shown) * math.prod(self.feature_shape))))
+        own, start = shown.nonzero()[:, 0].to(self.x.device), len(self.x)
+        for _ in range(plays):
+            pairs = channel.pairs(group=1)
+            noised = _on_grid(channel, inverter.standard(pairs.blocks))
+            assert noised is not None  # as the victims'
+            self.x = torch.cat([self.x, pairs.x[own]])
+            self.features = torch.cat([self.features, noised[own]])
+        self.train = torch.arange(start, len(self.x), device=self.x.device)
+        mean = self.x[self.train].mean(dim=0)
+        self.base, self.victims = mean.expand_as(self.x), (mean, self.victims[1])
+        self.level = float((mean - self.x[self.train]).square().mean().sqrt())
 
     def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.base[rows], self.features[rows]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import attacks.decoder
 import attacks.engine.channel
 from attacks.analytic import Analytic, LayerGradient
-from attacks.decoder import Data, Decoder
+from attacks.decoder import NOISED, PLAYS, Data, Decoder
 from attacks.engine.channel import Channel, count_sketch, layer_input, similarity
 from attacks.engine.inverter import Inverter
 from attacks.engine.observation import parse_view
@@ -297,6 +298,42 @@ def test_the_decoder_improves_on_ridge_where_the_cut_is_deep(photos: Dataset) ->
 def test_noise_on_smashed_data_is_learnt_through(digits: Dataset, attack: Attack) -> None:
     case = smashed(digits, "lenet", "block1", std=0.05, clients=16)
     assert run(attack, digits, case) > floor_of(digits, case[1]) + 0.1
+
+
+def test_noise_on_a_whole_map_is_learnt_from_many_plays_of_what_is_not_held_out(
+    digits: Dataset,
+) -> None:
+    seen, _, ctx = smashed(digits, "lenet", "block1", std=0.1, clients=2)
+    channel = Channel(parse_view(seen), ctx)
+    data = Data(Inverter(channel, ctx, rows=100), channel, ctx)
+    assert data.noised
+    images, plays = data.x[data.train].unique(dim=0, return_counts=True)
+    assert plays.min() == PLAYS
+    assert len(data.features[data.train].unique(dim=0)) == plays.sum()
+    assert not any(bool((x == images).flatten(1).all(dim=1).any()) for x in data.x[data.held])
+    _, loss, before = Decoder().train(data, ctx, 120)
+    assert loss < 0.9 * before
+
+
+@pytest.mark.parametrize("std", [0.0, 0.001])
+def test_where_noise_hides_little_the_decoder_corrects_ridge(digits: Dataset, std: float) -> None:
+    seen, _, ctx = smashed(digits, "lenet", "block1", std=std, clients=1)
+    channel = Channel(parse_view(seen), ctx)
+    data = Data(Inverter(channel, ctx, rows=100), channel, ctx)
+    assert not data.noised
+    assert data.before < NOISED
+
+
+def test_the_answer_is_ridges_where_nothing_better_is_learnt(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attacks.decoder, "RATE", 0.0)
+    seen, _, ctx = smashed(digits, "lenet", "block1", std=0.3, clients=2)
+    channel = Channel(parse_view(seen), ctx)
+    data = Data(Inverter(channel, ctx, rows=100), channel, ctx)
+    images, loss, before = Decoder().train(data, ctx, 2)
+    assert torch.equal(images, data.ridge)
+    assert loss == before
 
 
 @pytest.mark.slow
