@@ -77,8 +77,9 @@ def test_a_tenth_encrypted_shows_records_and_half_hides_rounds_of_them(defense: 
 
 
 def test_noise_hides_rounds_and_only_some_hides_a_single_sample() -> None:
-    assert shown("gaussian", "mnist", "training") < 0.1
-    assert shown("gaussian", "mnist", "init") > 0.4
+    for defense in ("gaussian", "dp_fedavg", "dp_sgd", "ms_pafl"):
+        assert shown(defense, "mnist", "training") < 0.1
+        assert shown(defense, "mnist", "init") > 0.25
     for defense in ("gaussian", "laplace", "dp_fedavg", "dp_sgd", "pm_piecewise", "top_k"):
         assert shown(defense, "adult", "training") < 0.1
     for defense in ("gaussian", "laplace", "dp_fedavg"):
@@ -96,7 +97,7 @@ def test_eight_bits_show_most_of_what_whole_values_show_and_signs_a_part() -> No
 
 def test_the_decoder_reads_smashed_data_of_rounds_through_the_noise_of_the_board() -> None:
     (row,) = (r for r in rows("reference") if (r.defense, r.checkpoint) == ("dp_sl", "training"))
-    assert ssim(row, "decoder@as_trained") > 0.7
+    assert ssim(row, "decoder@as_trained") > 0.8
 
 
 @pytest.mark.parametrize("defense", ["dp_sl", "dp_mixsl", "splitfed_dp"])
@@ -108,6 +109,8 @@ def test_noise_hides_smashed_data_and_not_the_updates_beside_them(defense: str) 
 
 @pytest.mark.parametrize("defense", ["fedml_he", "mask_crypt", "selective_shield"])
 def test_ten_clients_hide_no_more_of_lenet_than_four(defense: str) -> None:
+    bare = shown("none", "mnist", "training")
+    assert 0.4 * bare < shown("secure_aggregation", "mnist", "training") < 0.6 * bare
     for row in some("sums", defense=defense, model="lenet"):
         assert ssim(row, "idlg@ten") > max(0.6, ssim(row, "idlg@four") - 0.1)
 
