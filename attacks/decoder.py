@@ -1,5 +1,5 @@
 """Learned decoder: a small network that corrects the ridge inverter's image, or a U-Net that reads
-noised smashed data."""
+smashed data under noise."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STEPS_PER_EVALUATION = 2
 BATCH, CHANNELS, RATE = 32, 32, 3e-3
 """Pairs of a step; width of the network; AdamW's highest learning rate."""
 PLAYS, PLAYED = 8, 100_000_000
-"""Most plays of each public image whose noise the U-Net sees; numbers of all plays together."""
+"""Most plays of a public image that the U-Net learns from; most numbers of all plays together."""
 NOISED = 0.3
-"""Left-out loss of ridge above which noise is learnt by the U-Net."""
+"""Held-out loss of ridge above which the U-Net takes over."""
 
 
 class Corrector(nn.Module):
@@ -93,8 +93,10 @@ class Corrector(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """As `Corrector`, but a U-Net on the features' grid, of which every level halves the sides:
-    noise that no place alone tells from an image is told by the places around it."""
+    """U-Net from noised features on a grid to an image, with the arguments of `Corrector`.
+
+    Each level halves the grid, so that a wide surrounding helps to tell the image from the noise.
+    """
 
     def __init__(
         self, shape: tuple[int, ...], features: tuple[int, ...], channels: int, *, level: float
@@ -121,11 +123,12 @@ class Denoiser(nn.Module):
             below = nn.functional.interpolate(x, size=level.shape[2:])
             x = level + torch.relu(up(torch.cat([level, below], dim=1)))
         image = base + self.level * spread(self.last(x), self.shape, self.block)
-        return image.clamp(0, 1).lerp(image, 0.05)  # answers are cut: beyond, little is to learn
+        # Answers are clipped, and so is the loss; a small slope is left for values outside.
+        return image.clamp(0, 1).lerp(image, 0.05)
 
 
 def spread(cells: Tensor, shape: tuple[int, ...], block: tuple[int, ...]) -> Tensor:
-    """Cells' pixels [B, C * p * q, h, w] as images [B, *shape] of blocks of p x q, to size."""
+    """Lay blocks of p x q pixels [B, C * p * q, h, w] side by side, scaled to [B, *shape]."""
     high, wide = cells.shape[2:]
     image = uncut(cells.flatten(2).mT, (high, wide), (shape[0], high * block[0], wide * block[1]))
     if image.shape[2:] == shape[1:]:
@@ -152,17 +155,18 @@ class Decoder(Attack):
     It starts from the ridge inverter's answer and learns what that leaves over, from smashed data
     on its grid over the image (a map, or tokens, and which of them are present), or from the
     principal components of other messages; on a training image that answer is the one of a ridge
-    fit without this image, as it will be for a victim. Where noise on a whole map leaves ridge
-    little, it learns by a U-Net from many plays of each public image, starting from the mean one,
-    in twice as many steps of half the pairs. AdamW with cosine decay (U-Net: after a warm-up);
-    loss: squared error in units of the public variance plus 1 - SSIM. A fifth of the public images
-    is held out in all its plays; the parameters of least held-out loss are kept, and the answer is
-    ridge's where that loses less. The answer's evaluations are optimiser steps.
+    fit without this image, as it will be for a victim. Where noise on a whole map leaves ridge a
+    held-out loss above `NOISED`, a U-Net learns instead, from `PLAYS` plays of each public image,
+    starting from the mean image, in twice as many steps of half the pairs. AdamW with cosine decay
+    (U-Net: after a warm-up); loss: squared error in units of the public variance plus 1 - SSIM. A
+    fifth of the public images is held out in all its plays. The parameters of least held-out loss
+    are kept; where ridge loses less, the answer is ridge's. The answer's evaluations are optimiser
+    steps of 32 pairs.
     Source: decoder of He, Zhang, Lee 2019 (ACSAC, inverse network). Departures: residual to
-    ridge, SSIM in the loss.
+    ridge or a U-Net, SSIM in the loss.
 
     Args:
-        steps: Of the optimiser; 0: twice the budget.
+        steps: Of the optimiser, each of 32 pairs; 0: twice the budget.
         rows: Pairs per regression, as of `ridge`.
     """
 
@@ -198,7 +202,7 @@ class Decoder(Attack):
         rates = torch.optim.lr_scheduler
         schedule = (
             rates.OneCycleLR(optimiser, RATE, total_steps=steps, pct_start=0.15)
-            if data.noised  # without a warm-up some U-Nets learn little
+            if data.noised  # without a warm-up, some draws of a U-Net's parameters learn little
             else rates.CosineAnnealingLR(optimiser, steps)
         )
 
@@ -281,7 +285,8 @@ class Data:
             self._play(inverter, channel, ~torch.isin(torch.arange(len(ctx.aux_x)), fifth))
 
     def _play(self, inverter: Inverter, channel: Channel, shown: Tensor) -> None:
-        """Learn from new plays of the public images `shown` (bool [N]), and from their mean on."""
+        """Take new plays of the public images `shown` (bool [N]) for training, with the mean image
+        as base."""
         plays = max(1, min(PLAYS, PLAYED // (len(shown) * math.prod(self.feature_shape))))
         own, start = shown.nonzero()[:, 0].to(self.x.device), len(self.x)
         for _ in range(plays):

@@ -292,6 +292,28 @@ def test_code_that_later_parts_share_is_compared_too(tmp_path: Path) -> None:
             merge(order, tmp_path / "out")
 
 
+def test_another_defense_is_joined_to_a_board_with_or_without_its_undefended_row(
+    tmp_path: Path,
+) -> None:
+    names = ("none", "spm", "top_k", "laplace")
+    listed: list[Run] = [{"name": name} for name in names]
+    board = write_part(tmp_path / "board", suite=small_suite(defenses=listed[:3]))
+    for defenses in ([listed[0], listed[3]], listed[3:]):
+        mine = write_part(
+            tmp_path / str(len(defenses)), suite=small_suite(seeds=[0], defenses=defenses)
+        )
+        run = merge([mine, board], tmp_path / f"out-{len(defenses)}")
+        assert contents(tmp_path / f"out-{len(defenses)}") == contents(
+            merge_of(tmp_path / f"turned-{len(defenses)}", [board, mine])
+        )
+        assert tuple(d.name for d in run.suite.defenses) == names
+        assert len(run.trainings) == len(records.Run.read(board).trainings) + 1
+        rows = leaderboard.rows(tmp_path / f"out-{len(defenses)}")
+        assert {r.defense: tuple(r.seeds) for r in rows} == {
+            "none": (0, 1), "spm": (0, 1), "top_k": (0, 1), "laplace": (0,),
+        }  # fmt: skip
+
+
 def test_ciphertexts_of_other_lengths_are_no_other_figures(
     tmp_path: Path, parts: list[Path]
 ) -> None:

@@ -1,4 +1,5 @@
-"""Joins result folders of one suite that were made in parts: on several machines, or by --only."""
+"""Joins result folders of one suite that were made in parts: on several machines, by --only, or of
+other defenses."""
 
 import filecmp
 import json
@@ -13,8 +14,8 @@ from bench.harness.plan import expand
 from bench.harness.store import Store, stage_folder, write_whole
 from bench.suite import DECIDES_NO_FIGURE, Suite
 
-_DIFFERING = ("seeds", *DECIDES_NO_FIGURE)
-"""Keys of a suite in which its parts may differ. Seeds are told apart by the records."""
+_DIFFERING = ("seeds", "defenses", *DECIDES_NO_FIGURE)
+"""Keys of a suite in which its parts may differ. The records tell seeds and defenses apart."""
 _VARIES = (
     *("seconds", "client_seconds", "workings", "memory"),
     *("versions", "traceback", "files", "hashes"),
@@ -68,8 +69,12 @@ def _join(parts: Sequence[Part]) -> records.Run:
     runs = [run for _, run in parts]
     each = [r.suite.seeds for r in runs]
     seeds = each[0] if all(s == each[0] for s in each) else sorted(set().union(*each))
-    timeout_s = max(r.suite.timeout_s for r in runs)
-    suite = runs[0].suite.model_copy(update={"seeds": seeds, "timeout_s": timeout_s})
+    # In the order of the longest list, so that a board keeps its own beside a newcomer's.
+    listed = sorted((r.suite.defenses for r in runs), key=lambda d: (-len(d), str(d)))
+    named = [d for own in listed for d in own]
+    defenses = [d for place, d in enumerate(named) if d not in named[:place]]
+    joined = {"seeds": seeds, "timeout_s": max(r.suite.timeout_s for r in runs)}
+    suite = runs[0].suite.model_copy(update=joined | {"defenses": defenses})
     commands = sorted({c for r in runs for c in r.commands or (r.command,)})
     names = dict.fromkeys(n for r in runs for n in r.versions)
     return records.Run(
