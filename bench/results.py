@@ -6,7 +6,6 @@ import html
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from bench import models
 from bench import suite as suites
 from bench.errors import UserError
-from bench.harness import launch, progress, runner
-from bench.harness.plan import Plan
+from bench.harness import launch, runner
+from bench.harness.progress import live
 from bench.harness.store import Store
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
+from bench.report.console import PlainConsole
 from bench.report.files import Files
 from bench.report.overview import LOSS, by_protocol, legend
 
@@ -78,7 +78,7 @@ def run(
     store = launch.store_of(plan, None if out is None else Path(out), shard)
     visible = sys.stdout.isatty() or "ipykernel" in sys.modules if progress is None else progress
     command = _command(suite, plan.suite.name, only, overrides, shard)
-    with _progress(plan, visible) as tell:
+    with live(plan, PlainConsole(quiet=not visible)) as tell:
         runner.run(
             plan, store, keys, executor=executor, fresh=fresh, command=command, on_progress=tell
         )
@@ -260,7 +260,6 @@ class Results:
         from rich.console import Group
 
         from bench.report import terminal
-        from bench.report.console import PlainConsole
 
         console, summaries = PlainConsole(width=80), by_protocol(self._files.rows)
         with console.capture() as captured:
@@ -345,14 +344,6 @@ def _refuse_unguarded_script(caller: FrameType | None) -> None:
         "bench.run starts worker processes, which import this script again: call it under "
         'if __name__ == "__main__":, or with jobs=0.'
     )
-
-
-def _progress(plan: Plan, visible: bool) -> AbstractContextManager[runner.OnProgress]:
-    if not visible:
-        return nullcontext(lambda report, label, cached: None)
-    from bench.report.console import PlainConsole
-
-    return progress.live(plan, PlainConsole())
 
 
 __all__ = ["Results", "load", "run"]

@@ -85,8 +85,8 @@ def read_finished(folder: Path) -> dict[str, Cost | None]:
     """
     store, costs = Store(folder), dict[str, Cost | None]()
     trainings = dict[str, TrainJob]()
-    for key in store.keys("train"):
-        record = store.read("train", key, lenient=True)
+    for kind, key in sorted(store.names, reverse=True):  # trainings before the attacks on them
+        record = store.read(kind, key, lenient=True)
         if is_settled(record):
             costs[key] = None
         if isinstance(record, TrainRecord) and record.inputs:
@@ -94,16 +94,12 @@ def read_finished(folder: Path) -> dict[str, Cost | None]:
             steps, protocol = record.facts.local_steps, job.protocol
             work = float(max(1, record.rounds_played) * protocol.participants * steps)
             costs[key] = _cost(record, job, work)
-    for key in store.keys("attack"):
-        outcome = store.read("attack", key, lenient=True)
-        if is_settled(outcome):
-            costs[key] = None
-        if isinstance(outcome, AttackRecord) and outcome.inputs and outcome.train in trainings:
-            train = trainings[outcome.train]
-            if outcome.inputs.threat in {t.name for t in train.threats}:
-                attack = outcome.inputs.on(train)
-                work = attack.budget * threat_size(attack) if outcome.gradient_evaluations else 0
-                costs[key] = _cost(outcome, attack, work)
+        if isinstance(record, AttackRecord) and record.inputs and record.train in trainings:
+            train = trainings[record.train]
+            if record.inputs.threat in {t.name for t in train.threats}:
+                attack = record.inputs.on(train)
+                work = attack.budget * threat_size(attack) if record.gradient_evaluations else 0
+                costs[key] = _cost(record, attack, work)
     return costs
 
 

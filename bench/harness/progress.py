@@ -63,7 +63,7 @@ def live(plan: Plan, console: Console) -> Iterator[runner.OnProgress]:
             table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
         ),
         console=console,
-        disable=not console.is_terminal,
+        disable=console.quiet or not console.is_terminal,
         transient=True,
         expand=True,
     )

@@ -188,7 +188,7 @@ class Marks:
 
     @property
     def text(self) -> str:
-        """`*` and `=`, see `bench.report.marks.LEGEND`."""
+        """`*` and `=`, see `bench.report.explain.MARKS`."""
         return f"{'*' if self.best else ''}{'=' if self.undefended else ''}"
 
 

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from bench.report import explain
 from bench.sandbox.audit import Audit
 from bench.sandbox.hooked import PluginFault
 
@@ -48,12 +49,8 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
         _verdict(audit.verdict_proof),
         ".",
     )
-    yield Text(
-        f"With {100 * audit.confidence:g} % confidence every bound holds and no 'violated' is "
-        "wrong; 'consistent' only means that these inputs and draws, which can show at most the "
-        "epsilon in brackets, show nothing against it. + marks a bound that more draws may raise.",
-        style="dim",
-    )
+    words = explain.LEGEND["audit"].format(confidence=100 * audit.confidence)
+    yield Text(words, style="dim")
 
 
 def failure(fault: PluginFault) -> RenderableType:

@@ -47,8 +47,6 @@ _MIN_WIDTHS = (
 """Columns shown at first, in their order, and the least width of the window for each, in px."""
 _SHORT = {*_MIN_WIDTHS, "suite", "paper", "venue", "year"} - {"flags"}
 """Columns of a leaderboard whose rows lead to reports, where the others are."""
-_TEXTS = ("defense", "task", "suite", "paper", "venue", "status", "flags")
-"""Columns that sort as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +104,6 @@ class Board:
         }
         return sorted(rows, key=lambda column: -rows[column])[:2]
 
-    def is_text(self, column: Column) -> bool:
-        """Return whether a column sorts as text."""
-        return column.name in _TEXTS
-
     @cached_property
     def reasons(self) -> dict[str, int]:
         """Numbers of the reasons that cells without a figure show when pressed."""
@@ -125,18 +119,13 @@ class Board:
         return [*lines, explain.LEGEND["spared"]] if spared else lines
 
     @cached_property
-    def filters(self) -> list[tuple[str, str, list[str]]]:
-        """Key in the address, label and values of each filter that has a choice."""
-        labels = {
-            "suite": "Suite", "protocol": "Protocol", "data": "Data", "model": "Model",
-            "checkpoint": "Round", "threat": "Threat", "defense": "Defense",
-        }  # fmt: skip
-        facts = [filter_values(line.row) for line in self.lines]
-        values = {
-            key: list(dict.fromkeys(v for known in facts for v in known[key].split("|") if v))
-            for key in labels
-        }
-        return [(key, labels[key], some) for key, some in values.items() if len(some) > 1]
+    def filters(self) -> dict[str, list[str]]:
+        """Return the values of each filter that has a choice, by its key in the address."""
+        values: dict[str, dict[str, None]] = {}
+        for line in self.lines:
+            for key, text in filter_values(line.row).items():
+                values.setdefault(key, {}).update(dict.fromkeys(filter(None, text.split("|"))))
+        return {key: list(some) for key, some in values.items() if len(some) > 1}
 
 
 def filter_values(row: Row) -> dict[str, str]:
@@ -238,11 +227,11 @@ def _page_columns(
 
     return [
         replace(LEAKAGE, shown=signed),
-        Column(name="task", note="task", shown=task),
-        Column(name="epsilon", note="proven", shown=worth),
-        *(Column(name=c.title, note=c.title, shown=partial(multiple, n)) for n, c in COSTS.items()),
+        Column(name="task", shown=task),
+        Column(name="epsilon", note="eps proven", shown=worth),
+        *(Column(name=cost.title, shown=partial(multiple, n)) for n, cost in COSTS.items()),
         Column(name="suite", shown=lambda row: Shown(text=row.suite)),
-        Column(name="status", note="status", shown=partial(paper, "status")),
+        Column(name="status", shown=partial(paper, "status")),
         Column(name="paper", shown=partial(paper, "short")),
         Column(name="venue", shown=partial(paper, "venue")),
         Column(name="year", shown=partial(paper, "year")),

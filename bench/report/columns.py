@@ -67,7 +67,7 @@ class Column:
         name: Its head in text.
         title: That on the page, by default the name.
         detail: The metric that it holds, or what else stands beside the title.
-        note: Key of its explanation in `explain.COLUMNS`.
+        note: Key of its explanation in `explain.COLUMNS`, by default its name.
         shown: What it shows of a row.
         attack: Whose figures it holds, "" of all others.
         needs: What one of a table's rows must have, so that the table has the column.
@@ -80,11 +80,6 @@ class Column:
     shown: Callable[[Row], Shown]
     attack: str = ""
     needs: Callable[[Row], object] = lambda row: True
-
-    @property
-    def head(self) -> str:
-        """The title, or the name."""
-        return self.title or self.name
 
 
 # --- figures as text --------------------------------------------------------------------------
@@ -315,50 +310,32 @@ def _show_flags(row: Row) -> Shown:
 # --- the columns ------------------------------------------------------------------------------
 
 
-LEAKAGE = Column(
-    name="leakage", note="leak", shown=lambda row: _format_interval(row, row.leak_interval)
-)
+LEAKAGE = Column(name="leakage", shown=lambda row: _format_interval(row, row.leak_interval))
 _COLUMNS = (
-    Column(name="marks", note="marks", shown=_marks),
+    Column(name="marks", shown=_marks),
     Column(name="defense", shown=lambda row: Shown(text=row.setting)),
     LEAKAGE,
     Column(
         name="recognised",
-        note="recognised",
         shown=_show_recognised,
         needs=lambda row: row.leaks and row.leaks.recognised,
     ),
+    Column(name="selected", shown=partial(_case, "choice"), needs=lambda row: row.choice),
+    Column(name="upper bound", shown=partial(_case, "worst")),
+    Column(name="membership", shown=show_membership, needs=lambda row: row.membership),
     Column(
-        name="selected", note="choice", shown=partial(_case, "choice"), needs=lambda row: row.choice
+        name="accuracy drop", shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100)
     ),
-    Column(name="upper bound", note="bound", shown=partial(_case, "worst")),
-    Column(
-        name="membership",
-        note="membership",
-        shown=show_membership,
-        needs=lambda row: row.membership,
-    ),
-    Column(
-        name="accuracy drop",
-        note="lost",
-        shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100),
-    ),
-    Column(name="accuracy", note="accuracy", shown=lambda row: show_interval(row.accuracy)),
+    Column(name="accuracy", shown=lambda row: show_interval(row.accuracy)),
     Column(
         name="personal accuracy",
         title="own accuracy",
-        note="own",
         shown=lambda row: show_interval(row.personal_accuracy),
         needs=lambda row: row.personalised,
     ),
-    Column(name="eps claimed", title="ε claimed", note="claimed", shown=_show_claimed_epsilon),
-    Column(
-        name="eps proven",
-        title="ε proven",
-        note="proven",
-        shown=lambda row: _epsilon(row.eps_record),
-    ),
-    Column(name="eps audited", title="ε audited", note="audited", shown=_epsilon_bound),
+    Column(name="eps claimed", title="ε claimed", shown=_show_claimed_epsilon),
+    Column(name="eps proven", title="ε proven", shown=lambda row: _epsilon(row.eps_record)),
+    Column(name="eps audited", title="ε audited", shown=_epsilon_bound),
 )
 """Before those of the attacks."""
 
@@ -370,9 +347,9 @@ def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     metrics = {n: m for n, m in attack_metrics(rows).items() if n not in unused}
     return [
         *(column for column in _COLUMNS if any(map(column.needs, rows))),
-        Column(name="floor", note="floor", shown=partial(_floor, metrics)),
+        Column(name="floor", shown=partial(_floor, metrics)),
         *(_attack_column(rows, name, metric) for name, metric in metrics.items()),
-        Column(name="flags", note="flags", shown=_show_flags),
+        Column(name="flags", shown=_show_flags),
     ]
 
 

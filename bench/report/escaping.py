@@ -23,14 +23,8 @@ _UNDERSCORE = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|~(?=~)")
 _BLOCK = re.compile(r"[#>\-+=~:\[!]|\d+(?=[.)])")
 _FORMULA = "=+-@＝＋－＠"
 _LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",

@@ -20,6 +20,12 @@ LEGEND: Mapping[str, str] = _WORDS["legend"]
 """Above the tables, where it occurs."""
 OVERVIEW: Mapping[str, str] = _WORDS["overview"]
 """Above overviews, where it occurs."""
+MARKS: Mapping[str, str] = _WORDS["marks"]
+"""By sign."""
+FIGURES: Mapping[str, str] = _WORDS["figures"]
+"""By name: what the figures on a page show."""
+MEASURES: Mapping[str, str] = _WORDS["measures"]
+"""By name: the axis of what is measured over the rounds."""
 LETTERS: Mapping[str, str] = _WORDS["letters"]
 """At a row's end in the terminal."""
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from bench.files import no_link
 from bench.names import check_known
 from bench.records import Row
+from bench.report.explain import FIGURES
 from bench.report.overview import OVER, Overview, by_protocol
 from bench.report.paper import LINE_HEIGHT, Paper, inches, style_figures, write
 from bench.report.plots import course, courses, membership, pareto, spots_of
@@ -24,15 +25,6 @@ _LETTER_WIDTH = 0.07
 """Inches of text of 8 points."""
 _LEAST = 3
 """Settings from which a plot tells more than the table above it."""
-CHOICES = {
-    "pareto": "Accuracy against leakage",
-    "membership": "Membership inference",
-    "over_accuracy": "Accuracy over the rounds",
-    "over_leak": "Leakage over the rounds",
-    "over_eps_record": "Proven epsilon over the rounds",
-    "over_eps_claimed": "Claimed epsilon over the rounds",
-}
-"""What the figures on a page show, by their names."""
 
 
 def overview_map(summary: Overview, *, width: str = "page") -> Figure:
@@ -93,13 +85,13 @@ def write_figures(
         rows: Of a report.
         out: Its folder.
         formats: Of `paper.FORMATS`.
-        more: Of `CHOICES`: other figures of each table that has them.
+        more: Of `explain.FIGURES`: other figures of each table that has them.
 
     Raises:
         UserError: For an unknown format or figure.
     """
     for name in more:
-        check_known("figure", name, CHOICES)
+        check_known("figure", name, FIGURES)
     place = no_link(out, "figures")
     paths: list[Path] = []
     names: Counter[str] = Counter()

@@ -120,7 +120,7 @@ def _table_values(
     from bench.report import figures, paper  # which take longer to import than a page takes
 
     drawn = [
-        (figures.CHOICES[name], Markup(paper.image_of(f, f"{figures.CHOICES[name]}: {title}")))
+        (explain.FIGURES[name], Markup(paper.image_of(f, f"{explain.FIGURES[name]}: {title}")))
         for name, f in figures.of_table(members, rows, most=_MOST).items()
     ]
     own = {row_id(row) for row in members}

@@ -24,12 +24,6 @@ SAME_FLOOR = 1e-6
 """Difference up to which two baselines are of the same victims: they depend on those alone."""
 
 
-LEGEND = {
-    "*": "statistically tied for best (paired test, 5 %, Holm-adjusted over the table).",
-    "=": "not separable from no defense (same test).",
-}
-
-
 def with_marks(table: Sequence[Row]) -> list[Row]:
     """Return a table's rows with their marks and accuracy drops."""
     by_place, bare = marks(table), find_undefended(table)

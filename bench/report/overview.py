@@ -15,7 +15,7 @@ from bench.records import FlagCode, Marks, Row
 from bench.report import explain
 from bench.report.columns import audit_text, epsilon_text, format_supported, is_refuted, shade
 from bench.report.costs import COSTS, CostColumn
-from bench.report.marks import LEGEND, UNDONE, marks
+from bench.report.marks import UNDONE, marks
 from bench.report.tables import tables
 from bench.report.verdicts import (
     UNDEFENDED,
@@ -386,7 +386,7 @@ def explain_signs(
         and any(v.recognised != "–" for v in verdicts),
         explain.LEGEND["membership"]: "membership" not in hidden
         and any(row.membership for row in rows),
-        **{f"{sign} {text}": sign in signs for sign, text in LEGEND.items()},
+        **{f"{sign} {text}": sign in signs for sign, text in explain.MARKS.items()},
         f"? may leak more: {'; '.join(doubts)}.": bool(doubts),
         f"{OVER} the interval of its accuracy drop crosses {loss}.": OVER in signs,
         f"{DAGGER} not the paper's own method (see the row).": is_disputed(rows),

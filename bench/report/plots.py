@@ -15,19 +15,13 @@ from bench.errors import UserError
 from bench.metrics.intervals import Interval
 from bench.protocols.settings import rounds_before
 from bench.records import Row
+from bench.report.explain import MEASURES
 from bench.report.paper import COLOURS, GREY, MARKERS, bars, looks, plot, set_log
 from bench.report.tables import same_training
 from bench.report.verdicts import has_use
 
 Points = Sequence[tuple[float, Interval]]
 """Where each figure was measured, in ascending order, and the figure."""
-MEASURES = {
-    "accuracy": "accuracy",
-    "leak": "leakage (safer ↓)",
-    "eps_record": "ε proven for a record (safer ↓)",
-    "eps_claimed": "ε claimed (safer ↓)",
-}
-"""What is measured over the rounds, and its axis."""
 _LEAST = 3
 """Points from which a line over the rounds tells something."""
 _WIDE = 8.0

@@ -24,7 +24,7 @@ from bench.registry import discover
 from bench.report import files as reports
 from bench.report import html
 from bench.report.boards import board_of
-from bench.report.subjects import KINDS, subjects
+from bench.report.subjects import subjects
 from bench.report.tables import tables
 
 FILES = (*(f"{reports.FILES[f]}.gz" for f in ("csv", "json")), PACKED_RUN)
@@ -124,7 +124,7 @@ def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
     own = {
         "index.html": html.render(
             "site.html", board_of(listed, attacks=lambda name: False), shared="", entries=entries,
-            curves=curves, kinds=KINDS, subjects=by_kind, beside=FILES,
+            curves=curves, subjects=by_kind, beside=FILES,
         ),
         **html.shared_files(),
     }  # fmt: skip

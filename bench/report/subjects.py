@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import quote
 
 from bench import data
 from bench.errors import UserError
@@ -18,14 +17,6 @@ from bench.report.papers import Publication, publication_of
 from bench.report.verdicts import UNDEFENDED
 
 SubjectKind = Literal["defense", "attack", "data"]
-KINDS: Mapping[SubjectKind, str] = {"defense": "Defenses", "attack": "Attacks", "data": "Data"}
-_LEADS: Mapping[SubjectKind, str] = {
-    "defense": "Its rows and the undefended row of each task. A row leads to its report, with the "
-    "meaning of its epsilon, its proof and its empirical bound.",
-    "attack": "The undefended row of each task that it was run on, and the rows whose leakage it "
-    "decides. Leakage is of all attacks together; its own score has a column.",
-    "data": "Every row on it.",
-}
 _UNSAFE = re.compile(r"[^\w.+@-]")
 
 
@@ -50,16 +41,6 @@ class Subject:
     settings: str = ""
     source: str = ""
     paper: Publication | None = None
-
-    @property
-    def address(self) -> str:
-        """The page's path in a link."""
-        return quote(self.file, safe="/+@")
-
-    @property
-    def lead(self) -> str:
-        """What the page shows."""
-        return _LEADS[self.kind]
 
     def rows_of(self, table: Sequence[Row]) -> list[Row]:
         """Return its rows of a table: of a defense or attack with the undefended row, of data

@@ -18,7 +18,6 @@ from bench.report import overview as overviews
 from bench.report.columns import has_spared
 from bench.report.escaping import latex, markdown_code, markdown_paragraph
 from bench.report.escaping import markdown as markdown_text
-from bench.report.marks import LEGEND as MARKS
 from bench.report.tables import attack_metrics, tables, work
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
     entries = [entry for row in rows for entry in row.attacks.values()]
     occurs = {
         "leakage": any(r.leaks for r in rows),
-        **{sign: any(sign in r.marks.text for r in rows) for sign in MARKS},
+        **{sign: any(sign in r.marks.text for r in rows) for sign in explain.MARKS},
         "selected": any(r.choice for r in rows),
         "bound": any(r.worst for r in rows),
         "drop": any(r.accuracy_drop for r in rows),
@@ -46,7 +45,8 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "personal": any(r.personalised for r in rows),
         "seeds": overviews.any_one_seed(rows),
     }
-    words = {**explain.LEGEND, **{sign: f"{sign} {text}" for sign, text in MARKS.items()}}
+    signs = {sign: f"{sign} {text}" for sign, text in explain.MARKS.items()}
+    words = {**explain.LEGEND, **signs}
     intervals = explain.interval_words(rows)
     return [words[n].replace("{intervals}", intervals) for n, holds in occurs.items() if holds]
 
@@ -71,29 +71,31 @@ def fill_template(rows: Sequence[Row], run: Run, missing: Sequence[str], **more:
             of files in its folder `figures`.
     """
     summaries = overviews.by_protocol(rows)
-    filled = _template().render(
+    return fill(
+        "run.md",
         rows=rows,
         run=run,
         missing=missing,
         versions=[markdown_text(f"{k} {v}") for k, v in run.versions.items()],
         signs=overviews.legend(summaries),
         overviews=map(_markdown_overview, summaries),
-        md=markdown_text,
-        paragraph=markdown_paragraph,
-        code=markdown_code,
         legend=legend,
         work=work,
         reasons=_reasons,
         board=lambda rows: markdown_table(frames.texts(frames.board(rows, whole=True))),
         **more,
     )
-    return filled.rstrip() + "\n"
+
+
+def fill(name: str, **values: Any) -> str:
+    """Fill in a Markdown file among the templates, which escapes by `md`, `paragraph`, `code`."""
+    escapes = {"md": markdown_text, "paragraph": markdown_paragraph, "code": markdown_code}
+    return _template(name).render(**escapes, **values).rstrip() + "\n"
 
 
 @cache
-def _template() -> Template:
-    source = Path(__file__).with_name("templates") / "run.md"
-    text = source.read_text(encoding="utf-8")
+def _template(name: str) -> Template:
+    text = (Path(__file__).with_name("templates") / name).read_text(encoding="utf-8")
     return Template(text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
@@ -133,11 +135,6 @@ def to_leaderboard_json(rows: Sequence[Row]) -> str:
 
 LATEX_COLUMNS = ("defense", "leakage", "recognised", "accuracy drop", "epsilon", "bytes")
 """Of a table in a paper, unless others are asked for."""
-_CAPTION = (
-    "{title}: leakage of each defense's least leaky setting among those that cost at most {loss} "
-    "of accuracy, from 0, no better than guessing, to 1, a perfect reconstruction. Brackets hold "
-    "the {level}."
-)
 
 
 def overview_to_latex(
@@ -185,10 +182,11 @@ def _latex_table(
     frame = frame[[name for name in columns or LATEX_COLUMNS if name in frame]]
     loss = f"{100 * summary.loss:g} points"
     level = explain.interval_words([v.row for _, v in ran if v.row])
+    caption = explain.OVERVIEW["caption"].format(title=head.title, loss=loss, level=level)
     below = overviews.explain_signs([v for _, v in ran], loss, {*frames.OPTIONAL} - {*frame})
     whole = frame.map(latex).rename(columns=latex).to_latex(
         index=False, escape=False, column_format="l" + "r" * (frame.shape[1] - 1),
-        caption=latex(_CAPTION.format(title=head.title, loss=loss, level=level)),
+        caption=latex(caption),
         label=f"tab:leakbench-{summary.protocol}-{head.number}",
     )  # fmt: skip
     legend = "".join(f"\\par\\footnotesize {latex(line)}\n" for line in below)

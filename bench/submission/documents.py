@@ -18,30 +18,17 @@ from bench.records import RUN, FlagCode, Job, Row, Run
 from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
 from bench.report import frames
 from bench.report.columns import board_columns
-from bench.report.escaping import markdown, one_line
+from bench.report.escaping import one_line
 from bench.report.files import Files
-from bench.report.text import markdown_table
+from bench.report.text import fill, markdown_table
 from bench.report.verdicts import has_use
-from bench.submission.authoring import template
 
 
 def page(submission: Submission, rows: Sequence[Row], marks: Sequence[str]) -> str:
     """Markdown: what was submitted, its marks, a table of its rows, how to check them."""
-    failed = "\n".join(f"- {markdown(c)}" for c in submission.failed_cells)
-    return template("readme.md.txt").substitute(
-        name=markdown(submission.name),
-        kind=submission.kind,
-        author=markdown(submission.author),
-        date=submission.date,
-        leakbench=markdown(submission.leakbench),
-        command=one_line(submission.command).strip(),
-        environment=", ".join(
-            f"{markdown(k)} {markdown(v)}" for k, v in submission.environment.items()
-        ),
-        marks="".join(f"- **Mark**: {markdown(m)}\n" for m in marks)
-        or "No marks: enough seeds and victims, and rows that are of use.\n",
-        table=table(rows),
-        failed=f"\nCells without a result:\n\n{failed}\n" if failed else "",
+    command = one_line(submission.command).strip()
+    return fill(
+        "submission.md", submission=submission, command=command, marks=marks, table=table(rows)
     )
 
 

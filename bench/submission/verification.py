@@ -29,21 +29,16 @@ class Opened:
     """A folder whose files are as they were written; nothing of it was executed.
 
     Attributes:
-        folder: Where it lies.
         submission: What it says of itself; None of results, which need leakbench's plugins alone.
         run: How it was made.
+        store: Its records.
         code: Files that a rerun will execute.
     """
 
-    folder: Path
     submission: Submission | None
     run: Run
+    store: Store
     code: list[str]
-
-    @property
-    def store(self) -> Store:
-        """Its records."""
-        return Store(self.folder, self.run)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -67,7 +62,7 @@ def open_folder(folder: Path) -> Opened:
     # A model that is a file is code too, wherever it lies.
     models_of = dict.fromkeys(models.named.file_of(t.job.task.model) for t in run.trainings)
     code = [*names, *(str(file) for file in models_of if file is not None)]
-    opened = Opened(folder=folder, submission=submission, run=run, code=code)
+    opened = Opened(submission=submission, run=run, store=Store(folder, run), code=code)
     for kind, key in run.record_names:
         record = opened.store.read(kind, key)
         if record is None:
