@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).parents[1] / "results"
+MODELS = {"mnist": "lenet", "adult": "logistic"}
+"""Of the tasks of `reference` that the page speaks of where it names no other."""
 
 
 @cache
@@ -49,7 +51,8 @@ def shown(defense: str, data: str, seen: str) -> float:
     """The leakage on the board of `reference` under fedavg: the least of all settings that do not
     lose too much. seen: "training" or "init"."""
     (board,) = (o for o in by_protocol(rows("reference")) if o.protocol == "fedavg")
-    (place,) = (i for i, h in enumerate(board.heads) if (h.words[0], h.words[-1]) == (data, seen))
+    task = (data, MODELS[data], seen)
+    (place,) = (i for i, h in enumerate(board.heads) if (*h.words[:2], h.words[-1]) == task)
     (line,) = (one for one in board.lines if one.defense == defense)
     return require(line.verdicts[place].leak)
 
@@ -59,7 +62,8 @@ def measured(defense: str, data: str, **settings: object) -> float:
     (row,) = (
         r
         for r in rows("reference")
-        if (r.defense, r.dataset, r.checkpoint) == (defense, data, "training")
+        if (r.defense, r.dataset, r.model, r.checkpoint)
+        == (defense, data, MODELS[data], "training")
         and settings.items() <= dict(r.settings).items()
     )
     return require(row.leak)
@@ -106,6 +110,28 @@ def test_eight_bits_show_most_of_what_whole_values_show_and_signs_a_part() -> No
 def test_the_decoder_reads_smashed_data_of_rounds_through_the_noise_of_the_board() -> None:
     (row,) = (r for r in rows("reference") if (r.defense, r.checkpoint) == ("dp_sl", "training"))
     assert ssim(row, "decoder@as_trained") > 0.8
+
+
+def test_mixed_patches_show_rounds_and_cost_accuracy() -> None:
+    (row,) = (
+        r
+        for r in rows("reference")
+        if (r.defense, r.checkpoint) == ("dp_cutmix", "training")
+        and r.settings["smashed_std"] == 0.001
+    )
+    assert require(row.leak_interval).lo > 0.8
+    assert require(row.accuracy_drop).mean > 0.1
+
+
+def test_noise_leaves_more_of_records_behind_a_perceptron() -> None:
+    for defense in ("gaussian", "dp_sgd"):
+        leaks = [
+            require(r.leak)
+            for r in rows("reference")
+            if (r.defense, r.model, r.checkpoint) == (defense, "mlp3", "training")
+        ]
+        assert len(leaks) == 2
+        assert min(leaks) > shown(defense, "adult", "training")
 
 
 @pytest.mark.parametrize("defense", ["dp_sl", "dp_mixsl", "splitfed_dp"])
