@@ -139,7 +139,12 @@ def test_noise_hides_smashed_data_and_not_the_updates_beside_them(defense: str) 
     for row in some("smashed", defense=defense):
         (bare,) = some("smashed", defense="none", dataset=row.dataset, checkpoint=row.checkpoint)
         least = min(ssim(bare, "ridge"), ssim(bare, "decoder"))
-        assert max(ssim(row, "ridge"), ssim(row, "decoder")) < least - 0.1
+        most = max(ssim(row, "ridge"), ssim(row, "decoder"))
+        assert most < least - 0.1
+        # The U-Net passed .85 in one row.
+        assert most < 0.85 or (defense, row.dataset, row.checkpoint) == (
+            "dp_mixsl", "mnist", "init",
+        )  # fmt: skip
         assert ssim(row, "idlg") > 0.95
 
 
@@ -182,21 +187,23 @@ def test_training_alone_wins_where_labels_are_skewed_and_loses_where_not() -> No
 NOISES = ("gaussian", "laplace", "dp_fedavg")
 
 
-def of_seeds(dataset: str, defense: str) -> DataFrame:
-    """Mean SSIM of a noise's rounds, a column for each seed."""
+@cache
+def mean_of_seeds() -> DataFrame:
+    """Mean SSIM of the noised rounds, a column for each seed."""
     each = bench.load(RESULTS / "findings/rounds").victims()
-    mine = each[(each.dataset == dataset) & (each.defense == defense)]
-    return mine.groupby(["checkpoint", "attack", "seed"]).ssim.mean().unstack("seed")
+    keys = ["dataset", "defense", "checkpoint", "attack", "seed"]
+    return each.groupby(keys).ssim.mean().unstack("seed")
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_whether_a_late_noised_round_shows_more_is_not_decided(dataset: str) -> None:
     for defense in NOISES:
-        seeds = of_seeds(dataset, defense)
+        seeds = mean_of_seeds().loc[dataset, defense]
         more = seeds.loc["final", "idlg@one"] - seeds.loc["init", "idlg@one"]
         interval = ttest_1samp(more, 0).confidence_interval()
         assert interval.low < 0 < interval.high
         assert more.mean() > 0 or defense == "gaussian"
+        assert (more.mean() > 0.05) == (defense == "dp_fedavg") or defense == "laplace"
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
@@ -204,7 +211,7 @@ def test_whether_a_late_noised_round_shows_more_is_not_decided(dataset: str) -> 
 def test_three_noised_rounds_show_more_than_either_alone_in_every_seed(
     defense: str, dataset: str
 ) -> None:
-    seeds = of_seeds(dataset, defense)
+    seeds = mean_of_seeds().loc[dataset, defense]
     for attack in ("idlg", "dlg"):
         three = seeds.loc["final", f"{attack}@three"]
         for checkpoint in ("init", "final"):

@@ -72,9 +72,10 @@ def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
     each = str(victims[0]) if len(set(victims)) == 1 else "/".join(map(str, victims))
     yield "victims", f"{each}{f' in each of {seeds} seeds' if seeds > 1 else ', one seed'}"
     yield "difference", format_supported(difference.interval, difference.seed_means)
-    means = ", ".join(f"{mean:+.2f}" for mean in difference.seed_means)
-    alone = "one training of each: others may differ. Run several seeds."
-    yield "per seed", means if seeds > 1 else alone
+    if seeds > 1:
+        yield "per seed", ", ".join(f"{mean:+.2f}" for mean in difference.seed_means)
+    else:
+        yield "per seed", "one training of each: others may differ. Run several seeds."
     p, adjusted = _p(difference.p), _p(difference.adjusted)
     yield "p", f"{adjusted} (adjusted for {pair.rows} comparisons; alone {p})"
     if pair.drop is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.console import Group, JustifyMethod
 from rich.table import Table
@@ -27,7 +26,6 @@ _COLOURS |= {f"h{i}": "red" for i in (7, 8, 9)} | {"none": "dim"}
 """Of leaks by their class of the style sheet: a third each."""
 _DEFENSE = 14
 """Least width of a row's name, which is folded."""
-_LOOK: Any = {"title_justify": "left", "title_style": "bold", "header_style": "bold dim"}
 _NARROW = {"signs": "", "recognised": "recog-\nnised", "accuracy drop": "accuracy\ndrop"}
 """Heads of the overview that 80 columns have no room for; of others there is for the last word."""
 
@@ -100,7 +98,15 @@ def _cell(name: str, shown: Shown) -> str:
 
 
 def _empty(title: str | None) -> Table:
-    return Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0), **_LOOK)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold dim",
+    )
 
 
 def legend(rows: Sequence[Row]) -> str:
