@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UserError
-from bench.records import FlagCode
-from bench.report.errata import ERRATA, with_errata
+from bench.records.files import read_toml
+from bench.report.errata import ERRATA, Errata, with_errata
 from bench.report.explain import letters, sentence
 from bench.report.marks import with_marks
 from bench.report.overview import by_protocol, legend, overview
@@ -44,6 +44,19 @@ def test_listed_rows_are_flagged_and_marked_and_no_others(tmp_path: Path) -> Non
     assert with_errata([split], tmp_path) == [split]
 
 
+def test_a_row_known_to_be_attacked_too_weakly_is_doubted(tmp_path: Path) -> None:
+    text = TEXT.replace("[[rows]]\n", '[[rows]]\ncode = "weak_attack"\nmodel = "lenet"\n')
+    (tmp_path / ERRATA).write_text(text)
+    rows = [row("b", 0.1, model=m, accuracy=interval(0.9)) for m in ("lenet", "mlp3")]
+    (flagged, other) = with_errata(rows, tmp_path)
+    assert letters(flagged.flags) == "A"
+    assert sentence(flagged.flags[0]).startswith("attacked too weakly: its masks")
+    assert other.flags == ()
+    bare = [row("none", 1.0, model=m, accuracy=interval(0.9)) for m in ("lenet", "mlp3")]
+    lines = {line.defense: line for line in overview(with_marks([flagged, other, *bare])).lines}
+    assert ["?" in v.signs for v in lines["b"].verdicts] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -62,11 +75,8 @@ def test_a_file_that_is_no_list_of_rows_is_refused(tmp_path: Path, text: str, me
 def test_committed_errata_are_readable_and_their_rows_exist(place: Path) -> None:
     from bench.report import leaderboard
 
+    errata = read_toml(place, Errata).rows
     rows = leaderboard.load(place.parent)
-    reasons = {
-        flag.values["reason"]
-        for r in rows
-        for flag in r.flags
-        if flag.code is FlagCode.NOT_AS_PUBLISHED
-    }
-    assert len(reasons) > 0
+    assert errata
+    for erratum in errata:
+        assert any(erratum.flag in row.flags for row in rows)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attacks.analytic import Analytic
+from attacks.cocktail_party import CocktailParty
 from attacks.engine.one_hot import MOST, decode, find_groups
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
@@ -136,6 +137,35 @@ def test_what_cannot_be_decoded_is_refused(
 ) -> None:
     seen, _, _ = observed(table, defense, **{"batch": 4, **more})
     assert reason in str(Analytic().applies(seen))
+
+
+@pytest.mark.parametrize(
+    ("defense", "more"),
+    [
+        (Defense(), {"batch": 16}),
+        (Defense(), {"batch": 4, "local_steps": 2}),
+        (SecureAggregation(), {"batch": 3}),
+        (GaussianUpdate(clip_norm=1.0, noise_multiplier=1e-5), {"batch": 4}),
+        (FedMLHE(share=0.1), {"batch": 4}),
+        (MaskCrypt(share=0.1), {"batch": 2}),
+    ],
+)
+def test_a_wide_layer_tells_all_records_apart(
+    table: Dataset, defense: Defense, more: dict[str, Any]
+) -> None:
+    got = attacked(table, defense, attack=CocktailParty(), model="mlp3", **more)
+    assert (got["failed"], got["attribute_accuracy"], got["label_accuracy"]) == (0, 1.0, 1.0)
+    assert got["mse"] < 0.01
+
+
+def test_noise_that_hides_categories_leaves_the_public_mean(table: Dataset) -> None:
+    defense = GaussianUpdate(clip_norm=1.0, noise_multiplier=0.01)
+    seen, _, ctx = observed(table, defense, model="mlp3", batch=4)
+    answer = CocktailParty().run(seen, ctx)
+    assert answer.failed is not None
+    assert answer.failed.all()
+    assert answer.images is not None
+    assert torch.equal(answer.images[0, 0], table.aux_x.double().mean(dim=0).float())
 
 
 def test_a_category_without_public_records_joins_the_group_that_lacks_it() -> None:

@@ -48,6 +48,7 @@ class FlagCode(StrEnum):
     ATTACK_PENDING = "attack_pending", "warn"  # subject: the attack
     BY_BOUND = "by_bound", "info"
     NOT_AS_PUBLISHED = "not_as_published", "warn"  # values: reason
+    WEAK_ATTACK = "weak_attack", "warn"  # values: reason
     CONTROL_FAILED = "control_failed", "bad", True  # values: leak, of the undefended row
 
 

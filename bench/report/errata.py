@@ -1,10 +1,11 @@
-"""Rows of a published folder that later turned out wrong, as its errata.toml lists them."""
+"""Rows of a published folder that are known to be wrong, as its errata.toml lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -16,29 +17,36 @@ ERRATA = "errata.toml"
 
 
 class Erratum(BaseModel):
-    """Rows that are not the paper's own method, and why.
+    """Rows that are not the paper's own method, or attacked too weakly, and why.
 
     Attributes:
         defense: Their defense, or one of the members of `a+b`.
         protocol: Their protocol; None: any.
-        reason: What differs, a clause.
+        model: Their model; None: any.
+        checkpoint: Their checkpoint, `training` for recorded rounds; None: any.
+        code: What is wrong.
+        reason: What differs, or what more can be read, a clause.
     """
 
     model_config = STRICT
 
     defense: str
     protocol: str | None = None
+    model: str | None = None
+    checkpoint: str | None = None
+    code: Literal["not_as_published", "weak_attack"] = "not_as_published"
     reason: str
 
     def concerns(self, row: Row) -> bool:
         """Return whether it is about this row."""
         named = self.defense in row.defense.split("+")
-        return named and self.protocol in (None, row.protocol)
+        where = ("protocol", "model", "checkpoint")
+        return named and all(getattr(self, n) in (None, getattr(row, n)) for n in where)
 
     @property
     def flag(self) -> Flag:
         """What its rows get."""
-        return Flag(code=FlagCode.NOT_AS_PUBLISHED, values={"reason": self.reason})
+        return Flag(code=FlagCode(self.code), values={"reason": self.reason})
 
 
 class Errata(BaseModel):

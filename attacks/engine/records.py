@@ -1,0 +1,207 @@
+"""Records of a table that a first linear layer mixed, told apart by their one-hot columns.
+
+The layer's gradient by weight and bias is A (X, 1), with A the gradients by its outputs, so its row
+space holds every record X. Few other vectors there have a single 1 in every one-hot group.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from attacks.engine.mixture import MixedRows
+from attacks.engine.observation import gradient_estimate, parse_view
+from attacks.engine.one_hot import find_groups
+from attacks.engine.samples import build_player, first_layer, standardise
+from bench.api import Context, Reconstruction, Seen
+
+_CLEAR = 12.0
+"""Standard deviations of noise that 0 and 1 are apart, at least; half of them may be missed."""
+_KEPT = 10_000
+"""Most records of some groups that are tried with the categories of another."""
+_LEAST = 1e-8
+"""Noise in units of the largest singular value, at least: float32's rounding."""
+_NEW = 0.03
+"""Length of a unit vector's part beyond the span of others, from which it is new."""
+_OPEN, _STARTS, _SWEEPS = 64, 16, 16
+"""Records whose numbers are searched where categories don't tell them, starts of each, and rounds,
+of which each looks 0.7 times as far."""
+_TINY = 1e-30
+_GUESSES, _BEST, _TURNS, _ROUNDS, _EXACT = 64, 4, 40, 20, 1e-7
+"""Starts of completing a gradient, and how many go on after some turns; most rounds of these turns,
+and relative misfit at which they end."""
+_PULL = 1e-10
+"""What the diagonal of its equations gains, in units of their mean."""
+
+
+def one_hot_groups(public: Tensor) -> list[range]:
+    """The one-hot groups of public records [N, F]; none for images."""
+    if public.dim() > 2:
+        return []
+    return find_groups(public.cpu().numpy(), np.zeros((public.shape[1], 1)), np.ones(1), 0.0)
+
+
+def find_core(told: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Rows bool [O] and columns bool [F] of a matrix that have more cells `told` in one another
+    than the rank, so that these cells can tell the others."""
+    rows, columns = told.any(dim=1), told.any(dim=0)
+    while True:
+        cells = told & rows[:, None] & columns
+        kept = cells.sum(dim=1) > rank, cells.sum(dim=0) > rank
+        if torch.equal(kept[0], rows) and torch.equal(kept[1], columns):
+            return rows, columns
+        rows, columns = kept
+
+
+def complete(grad: Tensor, told: Tensor, rank: int, rng: torch.Generator) -> Tensor:
+    """A gradient [O, F] of this rank from its cells `told`, and 0 outside of their core, by
+    alternating least squares from several random starts."""
+
+    def solve(told: Tensor, values: Tensor, by: Tensor) -> Tensor:
+        left = torch.einsum("nm,sma,smb->snab", told, by, by)
+        size = left.diagonal(dim1=2, dim2=3).mean(dim=2).clamp_min(_TINY)
+        left.diagonal(dim1=2, dim2=3).add_(_PULL * size[..., None])
+        return torch.linalg.solve(left, torch.einsum("nm,sma->sna", told * values, by))
+
+    rows, columns = find_core(told, rank)
+    live = told & (grad != 0)
+    rows, columns = rows & live.any(dim=1), columns & live.any(dim=0)  # all else is 0
+    whole, told = torch.zeros_like(grad), told[rows][:, columns]
+    if not told.any():
+        return whole
+    weight, grad = told.to(grad), grad[rows][:, columns] * told
+    length = (grad.square().sum(dim=1) / weight.sum(dim=1)).sqrt()[:, None]
+    values = grad / length.clamp_min(_TINY)  # small rows count as much as large ones
+    by_row = torch.randn(_GUESSES, len(grad), rank, generator=rng).to(grad)
+    for _ in range(_ROUNDS):
+        for _ in range(_TURNS):
+            by_column = solve(weight.T, values.T, torch.linalg.qr(by_row)[0])
+            by_row = solve(weight, values, by_column)
+        fits = by_row @ by_column.mT
+        missed = (weight * fits - values).flatten(1).norm(dim=1) / values.norm()
+        if float(missed.min()) < _EXACT:
+            break
+        by_row = by_row[missed.argsort(stable=True)[:_BEST]]
+    core = torch.where(told, grad, length * fits[missed.argmin()])
+    whole[rows[:, None] & columns] = core.flatten()
+    return whole
+
+
+def find_records(
+    mixture: MixedRows, error: Tensor, groups: Sequence[range]
+) -> tuple[Tensor, Tensor]:
+    """Coordinates [N, R] of all that is one-hot in every group, that of least noise first, and
+    directions [D, R] that change numbers, by up to 1, and no category.
+
+    Group by group, what fits so far is tried with every category. The 0s and 1s of the columns are
+    linear equations in the coordinates, of which there are soon more than coordinates.
+
+    Args:
+        mixture: The row space.
+        error: Standard deviation of values per unit of each coordinate [R].
+        groups: The groups.
+    """
+    rows, wanted = mixture.ends[None], mixture.ends.new_ones(1, 1)
+    for group in sorted(groups, key=len, reverse=True):
+        rows = torch.cat([rows, mixture.span[list(group)]])
+        each = torch.eye(len(group)).to(wanted).repeat(len(wanted), 1)
+        wanted = torch.cat([wanted.repeat_interleave(len(group), dim=0), each], dim=1)
+        weighed = rows / error  # of coordinates in units of noise
+        c = wanted @ torch.linalg.pinv(weighed, atol=_CLEAR, rtol=0.0).T
+        noise = c.norm(dim=1)
+        missed = (c @ weighed.T - wanted).abs().amax(dim=1)
+        fits = (missed < noise * _CLEAR / 2) & (noise * _CLEAR < 1)
+        order = noise.argsort(stable=True)
+        order = order[fits[order]][:_KEPT]
+        wanted, c = wanted[order], c[order]
+    _, size, right = torch.linalg.svd(weighed)
+    free = right[int((size > _CLEAR).sum()) :] / error
+    numbers = sorted(set(range(len(mixture.span))).difference(*groups))
+    left, size, _ = torch.linalg.svd(free @ mixture.span[numbers].T, full_matrices=False)
+    clear = size > _CLEAR
+    return c / error, (left.T[clear] @ free) / size[clear, None]
+
+
+def settle_numbers(
+    c: Tensor, free: Tensor, misfit: Callable[[Tensor], Tensor], rng: torch.Generator
+) -> Tensor:
+    """Coordinates [N, R] of records whose categories leave directions [D, R] open, from several
+    starts each, moved along these to where the misfit [N] is least."""
+    c = c[:_OPEN].repeat_interleave(_STARTS, dim=0)
+    far = torch.randn(len(c), len(free), generator=rng).to(c)
+    far[::_STARTS] = 0
+    c = c + 2 * far @ free
+    steps = torch.linspace(-1, 1, 9).to(c)
+    for sweep in range(_SWEEPS):
+        for direction in free:
+            tried = c + (2 * 0.7**sweep * steps)[:, None, None] * direction
+            best = misfit(tried.flatten(0, 1)).view(len(steps), -1).argmin(dim=0)
+            c = tried[best, torch.arange(len(c), device=c.device)]
+    return c
+
+
+def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstruction:
+    """The records of every victim with the classes whose gradients are most like theirs, and the
+    public mean in place of those that the gradient does not tell.
+
+    After one step, what could have sent its part of the gradient comes before what could not.
+    """
+    release = parse_view(seen)[-1]
+    (name, bias), count = first_layer(seen), release.samples
+    estimate = gradient_estimate(release)
+    scale, shift = (t.to(ctx.device) for t in standardise(seen, ctx, name))
+    play = build_player(release, ctx, scale, shift)
+    public = ctx.aux_x.to(scale)
+    mean = public.mean(dim=0)
+    answers = mean.repeat(len(seen.clients), count, 1)
+    labels = ctx.aux_y.mode().values.to(ctx.device).repeat(answers.shape[:2])
+    found = list[int]()
+    for victim in range(len(answers)):
+        grad, told = (
+            torch.cat([part[name][victim], part[str(bias)][victim][:, None]], dim=1).to(ctx.device)
+            for part in (estimate.values, estimate.present)
+        )
+        units, known = find_core(told, count)
+        if not bool(told.all()):
+            grad = complete(grad, told, count, ctx.rng)
+        mixture = MixedRows(grad, count, scale, shift, public)
+        size = torch.linalg.svdvals(grad)
+        # Rounding leaves rows and columns of zeros as they are.
+        beyond = [max(int((grad != 0).any(dim=d).sum()) - count, 1) for d in (0, 1)]
+        noise = float(size[count:].square().sum() / math.prod(beyond)) ** 0.5
+        error = max(noise, _LEAST * float(size[0])) / size[: len(mixture.ends)]
+        c, free = find_records(mixture, error, groups)
+
+        def records(c: Tensor, mixture: MixedRows = mixture, known: Tensor = known) -> Tensor:
+            return torch.where(known[:-1], c @ mixture.span.T, mean)
+
+        def misfit(c: Tensor, seen: Tensor = mixture.seen, units: Tensor = units) -> Tensor:
+            own = play(records(c) * scale + shift) * units
+            beside = own - own @ seen @ seen.T
+            return (beside.norm(dim=2) / own.norm(dim=2).clamp_min(_TINY)).amin(dim=1)
+
+        if release.steps == 1 and len(c):
+            c = settle_numbers(c, free, misfit, ctx.rng) if len(free) else c
+            c = c[misfit(c).argsort(stable=True)]
+        chosen, basis = list[int](), c.new_zeros(0, c.shape[1])
+        for place, unit in enumerate(c / c.norm(dim=1, keepdim=True)):
+            rest = unit - basis.T @ (basis @ unit)
+            if float(rest.norm()) > _NEW:
+                chosen.append(place)
+                basis = torch.cat([basis, (rest / rest.norm())[None]])
+        found.append(len(chosen))
+        if chosen:
+            x = records(c[chosen])
+            own = play(x * scale + shift) * units
+            mixed = (mixture.seen * size[: len(mixture.ends)] @ torch.linalg.pinv(c[chosen])).T
+            labels[victim, : len(x)] = cosine_similarity(own, mixed[:, None], dim=2).argmax(1)
+            answers[victim, : len(x)] = x
+    return Reconstruction(
+        images=answers.float().cpu(),
+        labels=labels.cpu(),
+        failed=torch.tensor([n == 0 for n in found]),
+        notes=(f"records found: {sum(found)} of {count * len(found)}",),
+    )
