@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from attacks.analytic import Analytic
 from attacks.cocktail_party import CocktailParty
 from attacks.engine.one_hot import MOST, decode, find_groups
+from attacks.engine.records import complete
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from attacks.tabular import Covers, Tabular
@@ -36,15 +37,19 @@ GROUPS = ((2, 12), (12, 21), (21, 29), (29, 34))
 @pytest.fixture(scope="module")
 def table() -> Dataset:
     """Two numeric columns and four groups, of independent records of three classes."""
+    return made(GROUPS)
+
+
+def made(groups: tuple[tuple[int, int], ...]) -> Dataset:
     rng = np.random.default_rng(0)
     columns = [rng.normal(size=(600, 2))]
-    for first, last in GROUPS:
+    for first, last in groups:
         columns.append(np.eye(last - first)[rng.integers(last - first, size=600)])
     x, y = np.concatenate(columns, axis=1), rng.integers(3, size=600)
     train, test, aux = ((x[n : n + 200], y[n : n + 200]) for n in (0, 200, 400))
     names = ("a", "b", "c")
     return from_features(
-        name="made", train=train, test=test, aux=aux, class_names=names, categorical=GROUPS
+        name="made", train=train, test=test, aux=aux, class_names=names, categorical=groups
     )
 
 
@@ -158,8 +163,26 @@ def test_a_wide_layer_tells_all_records_apart(
     assert got["mse"] < 0.01
 
 
-def test_noise_that_hides_categories_leaves_the_public_mean(table: Dataset) -> None:
-    defense = GaussianUpdate(clip_norm=1.0, noise_multiplier=0.01)
+def test_of_many_one_hot_vectors_those_are_records_whose_gradients_were_sent() -> None:
+    few = made(((2, 6), (6, 10), (10, 14)))  # ten independent categories
+    got = attacked(few, attack=CocktailParty(), model="mlp3", batch=9)
+    assert got["attribute_accuracy"] == 1.0
+
+
+def test_a_part_tells_small_rows_of_a_gradient_as_well_as_large_ones() -> None:
+    rng = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(n, 3, generator=rng).double() for n in (60, 40))
+    left[:30, 2] = 0  # what only small rows show
+    left[30:] *= 1e-7
+    whole = left @ right.T
+    told = torch.rand(60, 40, generator=rng) > 0.3
+    found = complete(torch.where(told, whole, 0.0), told, 3, rng)
+    assert float(((found - whole).norm(dim=1) / whole.norm(dim=1)).max()) < 1e-4
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.01])
+def test_noise_that_hides_categories_leaves_the_public_mean(table: Dataset, noise: float) -> None:
+    defense = GaussianUpdate(clip_norm=1.0, noise_multiplier=noise)
     seen, _, ctx = observed(table, defense, model="mlp3", batch=4)
     answer = CocktailParty().run(seen, ctx)
     assert answer.failed is not None

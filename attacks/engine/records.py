@@ -113,9 +113,8 @@ def find_records(
         c = wanted @ torch.linalg.pinv(weighed, atol=_CLEAR, rtol=0.0).T
         noise = c.norm(dim=1)
         missed = (c @ weighed.T - wanted).abs().amax(dim=1)
-        fits = (missed < noise * _CLEAR / 2) & (noise * _CLEAR < 1)
         order = noise.argsort(stable=True)
-        order = order[fits[order]][:_KEPT]
+        order = order[(missed < noise * _CLEAR / 2)[order]][:_KEPT]
         wanted, c = wanted[order], c[order]
     _, size, right = torch.linalg.svd(weighed)
     free = right[int((size > _CLEAR).sum()) :] / error
