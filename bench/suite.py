@@ -1,7 +1,5 @@
 """Suites: a TOML file of tasks, protocol, threats, defenses, attacks and seeds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,9 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from bench.errors import MOST_OF_KEY, UserError, sentence_of
 from bench.names import GivenName, close_name, did_you_mean
@@ -31,10 +37,6 @@ from bench.protocols.settings import (
     ThreatSettings,
     rounds_before,
 )
-
-if TYPE_CHECKING:
-    from pydantic import ValidationInfo
-    from pydantic_core import ErrorDetails
 
 _MOST_SEEDS, _MOST_SETTINGS = 1000, 100_000
 """What a suite lists of them; of settings, in one entry."""
@@ -155,7 +157,7 @@ class Suite(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _all_fits(self, info: ValidationInfo) -> Suite:
+    def _all_fits(self, info: ValidationInfo) -> Self:
         sentences = list(self._misfits_of_tasks())
         if not sentences:
             sentences += [*self._misfits(), *self._misfits_of_rounds()]

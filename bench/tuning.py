@@ -192,8 +192,7 @@ def write_tuned(
     given = suite.model_dump(exclude_unset=True, exclude_none=True)
     given["name"] += "_tuned"
     lists = {key: given.pop(key) for key in ("tasks", "threats", "attacks") if key in given}
-    values = [f"{k} = {to_toml(v, k)}\n" for k, v in given.items() if k != "defenses"]
-    blocks = ["".join(values)]
+    blocks = ["".join(f"{k} = {to_toml(v, k)}\n" for k, v in given.items() if k != "defenses")]
     blocks += [_block(key, entry) for key, entries in lists.items() for entry in entries]
     pairs = zip(suite.defenses, given["defenses"], strict=True)
     blocks += [_block("defenses", e) for d, e in pairs if strength_of(d, registry) is None]

@@ -5,15 +5,8 @@ from typing import Any
 
 from bench.contract.events import Facts
 from bench.privacy.ledger import Entry
-from bench.records import (
-    AttackInputs,
-    AttackJob,
-    AttackRecord,
-    AuditSummary,
-    Observation,
-    TrainJob,
-    TrainRecord,
-)
+from bench.records import AttackJob, AttackRecord, AuditSummary, TrainJob, TrainRecord
+from bench.records.outcomes import AttackInputs, Observation
 
 VERSIONS = {"python": "3.11", "leakbench": "0.1.0", "torch": "2.0"}
 LEDGER = Entry(

@@ -16,16 +16,8 @@ from bench import suite as suites
 from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS
 from bench.protocols.settings import ProtocolSettings
-from bench.records import (
-    AttackEntry,
-    Flag,
-    FlagCode,
-    Leaks,
-    LedgerWords,
-    Row,
-    Run,
-    WorstCase,
-)
+from bench.records import AttackEntry, Flag, FlagCode, LedgerWords, Row, Run, WorstCase
+from bench.records.rows import Leaks
 from bench.report import (
     html,
     pictures,

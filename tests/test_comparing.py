@@ -12,7 +12,6 @@ from bench.cli import app
 from bench.harness.store import Store
 from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (
-    AttackInputs,
     AttackJob,
     AttackOutcome,
     Cell,
@@ -24,6 +23,7 @@ from bench.records import (
     to_json,
 )
 from bench.records import Run as RunOf
+from bench.records.outcomes import AttackInputs
 from bench.report import comparison, leaderboard
 from bench.report.comparison import RowComparison
 from bench.report.explain import sentence

@@ -16,22 +16,20 @@ from bench.harness.plan import Plan, expand
 from bench.harness.store import Store
 from bench.records import (
     ARCHIVE,
-    AttackInputs,
     AttackJob,
     AttackRecord,
     DoneRecord,
     DoubledRun,
-    Kind,
     NoResult,
     TrainJob,
 )
 from bench.records.files import pack
+from bench.records.outcomes import AttackInputs
 from tests.conftest import require
 from tests.made_records import attacked, trained
 from tests.small_folders import leakbench
 
 ROOT = Path(__file__).parents[1]
-KINDS: tuple[Kind, ...] = ("train", "attack")
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def test_what_was_published_of_a_folder_says_the_same(suite: Path, tmp_path: Pat
     write(tmp_path / "run", expand(suites.read_suite(str(suite))))
     store = Store(tmp_path / "run")
     (tmp_path / "out").mkdir()
-    archive = pack([(k, store.read(k, key)) for k in KINDS for key in store.keys(k)])
+    archive = pack([(kind, store.read(kind, key)) for kind, key in sorted(store.names)])
     (tmp_path / "out" / ARCHIVE).write_bytes(archive)
     assert read_finished(tmp_path / "out") == read_finished(tmp_path / "run")
     assert len(read_finished(tmp_path / "out")) == 15
@@ -121,7 +119,7 @@ def test_a_run_at_twice_the_budget_counts_and_what_did_not_apply_costs_nothing(
 
 def test_the_shipped_costs_tell_what_the_published_run_of_quick_took() -> None:
     store = Store(ROOT / "results" / "quick")
-    records = [store.read(kind, key) for kind in KINDS for key in store.keys(kind)]
+    records = [store.read(kind, key) for kind, key in store.names]
     seconds = sum(r.seconds for r in records if isinstance(r, DoneRecord))
     seconds += sum(r.doubled.seconds for r in records if isinstance(r, AttackRecord) and r.doubled)
     made = expand(suites.read_suite("quick", ["seeds=[0, 1, 2]"]))

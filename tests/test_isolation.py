@@ -187,7 +187,7 @@ def test_an_answer_without_scores_is_no_result_yet(run: RunIt, tiny: Callable[..
     """As a run leaves it that was killed between an attack and its score."""
     only = {"defense": "none", "checkpoint": "init"}
     store, _ = run(tiny(), only=only)
-    key = store.keys("attack")[0]
+    key = min(key for kind, key in store.names if kind == "attack")
     record = store.read("attack", key)
     assert isinstance(record, AttackRecord)
     store.write("attack", key, replace(record, scoring="", values={}, floors={}))

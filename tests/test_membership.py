@@ -12,7 +12,7 @@ import bench
 from bench.errors import UserError
 from bench.harness.membership import infer_shares, standardise, trace_curve
 from bench.protocols.settings import ThreatSettings
-from bench.records import Membership
+from bench.records.outcomes import Membership
 from bench.report import figures
 from bench.report.columns import board_columns
 from tests.conftest import TINY, changed

@@ -26,7 +26,8 @@ from bench.names import is_file_name, is_given_name
 from bench.protocols.export import load_truth, save_truth
 from bench.protocols.observe import Truth
 from bench.protocols.settings import ThreatSettings
-from bench.records import Observation, Run, read_outcome, to_json
+from bench.records import Run, read_outcome, to_json
+from bench.records.outcomes import Observation
 from bench.submission.documents import inside
 from tests.made_records import trained
 from tests.test_merge import small_suite, write_part

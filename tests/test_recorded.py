@@ -217,7 +217,7 @@ def test_attacks_run_on_all_that_took_part_in_every_recorded_round(
     assert row.attacks["prior_only@as_trained"].n == 3 * 5
     assert row.observed == "rounds of the training: batch 2, two steps"
     assert "up to 5 rounds of the training" in row.threat
-    (key,) = store.keys("train")
+    (key,) = (key for kind, key in store.names if kind == "train")
     look = store.read("train", key).observations["training"]["as_trained"]  # type: ignore[union-attr]
     assert look.views == 5
     numbers = []

@@ -12,12 +12,8 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from bench.records import (
-    Convergence,
-    Flag,
-    FlagCode,
-    Marks,
-)
+from bench.records import Flag, FlagCode, Marks
+from bench.records.rows import Convergence
 from bench.report import (
     explain,
     frames,

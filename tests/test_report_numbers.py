@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bench.metrics.named import leak
-from bench.records import Convergence, FlagCode
+from bench.records import FlagCode
+from bench.records.rows import Convergence
 from bench.report import entries, verdicts
 from tests.conftest import require
 from tests.made_records import attacked, trained

@@ -19,7 +19,7 @@ from bench.contract.hooks import BY_NAME, HOOKS, ROLES, overrides
 from bench.contract.mechanisms import GaussianNoise
 from bench.contract.messages import Message, Part
 from bench.harness.train import _audit
-from bench.records import AuditFailure
+from bench.records.outcomes import AuditFailure
 from bench.sandbox.audit import audit
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guard
 from bench.sandbox.stage import client_alone, train_alone

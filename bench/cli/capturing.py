@@ -78,11 +78,11 @@ def _print_scores(scored: Scored) -> None:
         answers = [a for a in scored.answers if metric in a.figures]
         texts = [(a.file, interval_text(a.figures[metric], metric)) for a in answers]
         others = (
-            (f"own: {scored.attack}", beside.own),
-            ("choice of all attacks", beside.choice),
-            ("upper bound", beside.worst),
-            ("floor", beside.floor),
-            ("floor, told the labels", beside.floor_class_mean),
+            (f"own: {scored.attack}", beside["own"]),
+            ("choice of all attacks", beside["choice"]),
+            ("upper bound", beside["worst"]),
+            ("floor", beside["floor"]),
+            ("floor, told the labels", beside["floor_class_mean"]),
         )
         texts += [(name, figure(value, metric)) for name, value in others if value is not None]
         titles = [METRICS[metric].title, *[""] * len(texts)]

@@ -1,11 +1,9 @@
 """A suite expanded: the trainings and the attacks on them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from bench.errors import UserError
 from bench.names import check_known
@@ -41,7 +39,7 @@ class Plan:
             attacks[cell.train].append(cell)
         return attacks
 
-    def part(self, number: int, of: int) -> Plan:
+    def part(self, number: int, of: int) -> Self:
         """Return part `number`, from 1, of `of`: every `of`-th training with its attacks, which
         makes parts cost the same. Raises UserError for a missing or empty part."""
         if not 1 <= number <= of:

@@ -1,18 +1,14 @@
 """What a run shows while it goes: jobs that are done, and the time that is left."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from bench.harness import runner
 from bench.harness.plan import Plan
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SILENCE_S = 60.0
 """Without a terminal, a line is printed at the latest so long after the last one, as jobs end."""

@@ -136,10 +136,6 @@ class Store:
         own = {(k, p.stem) for k, folder in places for p in folder.glob("*.json")}
         return own or set(self._archived)
 
-    def keys(self, kind: records.Kind) -> list[str]:
-        """Return the keys of all records of a kind."""
-        return sorted(key for own, key in self.names if own == kind)
-
     @cached_property
     def _archived(self) -> Mapping[tuple[records.Kind, str], Any]:
         """The records of published results; none of a run's own folder."""
@@ -173,20 +169,19 @@ class Store:
         place = self.artifacts(key)
         self.path(kind, key).unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
-        record = replace(record, files={}, hashes={})
-        if isinstance(record, records.DoneRecord):
-            record = self._with_files(key, record)
+        record = self._with_files(key, replace(record, files={}, hashes={}))
         shutil.rmtree(self.scratch(key), ignore_errors=True)
         self.write(kind, key, record)
 
     def keep_scored(self, key: str, record: records.AttackOutcome) -> None:
         """As `keep`, of an attack that was scored: its files stay, the score's join them."""
-        if isinstance(record, records.DoneRecord):
-            record = self._with_files(key, record)
-        self.write("attack", key, record)
+        self.write("attack", key, self._with_files(key, record))
 
-    def _with_files(self, key: str, record: records.DoneRecord) -> Any:
-        """The record with the sizes and hashes of its job's files, which are put in their place."""
+    def _with_files(self, key: str, record: records.Record) -> Any:
+        """The record with the sizes and hashes of its job's files, which are put in their place; as
+        it is where the job was not done."""
+        if not isinstance(record, records.DoneRecord):
+            return record
         scratch, place = self.scratch(key), self.artifacts(key)
         files, hashes = dict(record.files or {}), dict(record.hashes or {})
         if scratch.is_dir():

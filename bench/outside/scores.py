@@ -22,25 +22,6 @@ from bench.report.entries import select_answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What stands beside the answers' means of one metric, None where there is none.
-
-    Attributes:
-        own: Mean of leakbench's own attack.
-        choice: Of what an attacker keeps of all of leakbench's attacks on the same victims.
-        worst: Of the best of these by the truth, an upper bound.
-        floor: Of what needs no leak.
-        floor_class_mean: The same given the true label.
-    """
-
-    own: float | None
-    choice: float | None
-    worst: float | None
-    floor: float | None
-    floor_class_mean: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class OutsideAnswer:
     """One file's answer, scored.
 
@@ -78,7 +59,7 @@ class Scored:
     victims: int
     samples: int
     answers: tuple[OutsideAnswer, ...]
-    beside: Mapping[str, Beside]
+    beside: Mapping[str, Mapping[str, float | None]]
     floors: Mapping[str, list[float]]
 
 
@@ -121,7 +102,8 @@ def score_files(
         answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
         scores = score(answer, **truth)
         values = scores.values
-        figures = {n: _interval(v, n) for n, v in values.items()}
+        intervals = {n: interval_of([np.array(v)], range_of(n)) for n, v in values.items()}
+        figures = {name: interval for name, interval in intervals.items() if interval}
         answers.append(
             OutsideAnswer(file=str(path), failed=scores.failed, figures=figures, values=values)
         )
@@ -136,23 +118,17 @@ def score_files(
         samples=samples,
         answers=tuple(answers),
         beside={
-            name: Beside(
-                own=_mean(own.get(name)),
-                choice=_mean_of_all(records, name, by_truth=False),
-                worst=_mean_of_all(records, name, by_truth=True),
-                floor=_mean(floors.get(name)),
-                floor_class_mean=_mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
-            )
+            name: {
+                "own": _mean(own.get(name)),
+                "choice": _mean_of_all(records, name, by_truth=False),
+                "worst": _mean_of_all(records, name, by_truth=True),
+                "floor": _mean(floors.get(name)),
+                "floor_class_mean": _mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
+            }
             for name in measured
         },
         floors={k: v for k, v in floors.items() if k.removesuffix(FLOOR_SUFFIX) in measured},
     )
-
-
-def _interval(values: list[float], metric: str) -> Interval:
-    interval = interval_of([np.array(values)], range_of(metric))
-    assert interval is not None  # there are victims
-    return interval
 
 
 def _mean_of_all(

@@ -10,24 +10,20 @@ from bench.records.files import ARCHIVE, RECONSTRUCTION, check_kept, read_json, 
 from bench.records.flags import Flag, FlagCode
 from bench.records.jobs import AttackJob, Job, TrainJob, canonical, short
 from bench.records.outcomes import (
-    AttackInputs,
     AttackOutcome,
     AttackRecord,
-    AuditFailure,
     AuditSummary,
     CoursePoint,
     DoneRecord,
     DoubledRun,
     Kind,
-    Membership,
     NoResult,
-    Observation,
     Record,
     TrainOutcome,
     TrainRecord,
     Workings,
     is_settled,
 )
-from bench.records.rows import AttackEntry, Convergence, Leaks, LedgerWords, Marks, Row, WorstCase
+from bench.records.rows import AttackEntry, LedgerWords, Marks, Row, WorstCase
 from bench.records.run import RUN, RUN_FILES, SCHEMA, Cell, PlannedTraining, Run, attack_job, labels
 from bench.records.text import plain, sound_text, to_json

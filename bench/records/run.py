@@ -1,11 +1,9 @@
 """A run: what run.json says was planned, how it was made, and which records belong to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -198,7 +196,7 @@ class Run(RunFacts):
         return f"{self.label} (changed: {differing})" if differing else self.label
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path) -> Self:
         """The run of a result folder.
 
         Raises UserError if it is none, or its run.json is no run of its own suite.
@@ -210,7 +208,7 @@ class Run(RunFacts):
             raise UserError(f"{folder} is no result folder of leakbench (no {RUN}).") from error
 
     @classmethod
-    def of(cls, value: Any, place: Path) -> Run:
+    def of(cls, value: Any, place: Path) -> Self:
         """Return the run that a run.json describes; `place` is the file, for errors.
 
         Raises UserError if that is no run, or not one of its own suite.

@@ -1,8 +1,6 @@
 """What a table of the leaderboard says to use, in three sentences: what leaks least, what it costs,
 how sure that is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An audit as a table for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
@@ -49,8 +47,7 @@ def terminal(audit: Audit) -> Iterator[RenderableType]:
         _verdict(audit.verdict_proof),
         ".",
     )
-    words = explain.LEGEND["audit"].format(confidence=100 * audit.confidence)
-    yield Text(words, style="dim")
+    yield Text(explain.LEGEND["audit"].format(confidence=100 * audit.confidence), style="dim")
 
 
 def failure(fault: PluginFault) -> RenderableType:

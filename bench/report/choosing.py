@@ -1,7 +1,5 @@
 """How a reader names the cells and rows that are meant."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Terminal, Markdown, page and the page of a submission draw from it; `frames` has
 themselves, unrounded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

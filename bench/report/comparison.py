@@ -1,7 +1,5 @@
 """Two rows of a leaderboard table against each other, by the test that marks the table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The terminal as commands write to it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable

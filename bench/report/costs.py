@@ -1,7 +1,5 @@
 """What a training costs under a defense: an entry of `COSTS` is a column wherever costs are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ from rich import filesize
 from bench.records import Row, TrainRecord
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CostPart:
     """A figure of a training, as a row has it, mean over seeds.
 
@@ -56,22 +54,14 @@ COSTS: dict[str, CostColumn] = {
         title="bytes",
         note="What is sent in a round, as a multiple of the undefended row's.",
         parts={
-            "bytes_up": CostPart(
-                label="sent up per round", read=lambda r: r.bytes_up, show=_show_bytes
-            ),
-            "bytes_down": CostPart(
-                label="sent down per round", read=lambda r: r.bytes_down, show=_show_bytes
-            ),
+            "bytes_up": CostPart("sent up per round", lambda r: r.bytes_up, _show_bytes),
+            "bytes_down": CostPart("sent down per round", lambda r: r.bytes_down, _show_bytes),
         },
     ),
     "client_seconds": CostColumn(
         title="client time",
         note="A client's seconds per round, as a multiple of the undefended row's, as measured.",
-        parts={
-            "client_seconds": CostPart(
-                label="client seconds per round", read=lambda r: r.client_seconds
-            )
-        },
+        parts={"client_seconds": CostPart("client seconds per round", lambda r: r.client_seconds)},
     ),
 }
 """By their names in the overview's frame. A name stands for nothing else that a row has."""

@@ -1,7 +1,5 @@
 """One attack's entry in a row, and the worst case over attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain

@@ -1,7 +1,5 @@
 """Rows of a published folder that are known to be wrong, as its errata.toml lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 nothing but text: a function per format, which all writers use. (`bench.records.text` writes JSON.)
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from typing import Any

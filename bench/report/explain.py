@@ -1,7 +1,5 @@
 """What flags and columns mean, in words that stand beside them on the page."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figures for a paper's column or page: maps of leakage, and which figures a report has."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,8 +1,6 @@
 """The files of a report and of a published folder, and the text of each, from one reading of a
 folder."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pictures of what attacks rebuilt, from the artifacts, as a figure for a paper."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence

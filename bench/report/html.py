@@ -3,8 +3,6 @@
 `page` takes rows of any number of suites, so that a static site can show several in one table.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

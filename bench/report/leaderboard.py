@@ -1,7 +1,5 @@
 """Rows of the leaderboard, from the records of a result folder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """The marks of a table's rows, all by one test: overview, tables and `compare` agree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A defense stands in each table of the leaderboard with one setting: of those tha
 much accuracy the one that leaks least. Nothing here draws; terminal, text, page and site do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """A paper's figure: its size, style, colours and legend, and how it is written. Nothing touches
 pyplot's state."""
 
-from __future__ import annotations
-
 import base64
 import io
 import textwrap

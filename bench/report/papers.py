@@ -1,7 +1,5 @@
 """The papers behind defenses, attacks and data sets: a `papers.toml` beside the module of each."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

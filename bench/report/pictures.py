@@ -4,8 +4,6 @@ The victims are the first in the run's order, of the first seed: nobody chose th
 did. Every attack shows the same number of them.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Plots of rows: accuracy against leakage, and figures over the rounds of a training or over the
 values of a sweep."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

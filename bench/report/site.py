@@ -1,8 +1,6 @@
 """Several result folders as a static site: the leaderboard of all rows, each folder's report and
 files, and a page for every defense, attack and data set."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import gzip
@@ -48,8 +46,7 @@ class Published(reports.Files):
         super().__init__(folder)
         name = folder.relative_to(source).as_posix()
         self.name = folder.name if name == "." else name
-        submitted = (folder / SUBMISSION).is_file()
-        self.submission = read_submission(folder) if submitted else None
+        self.submission = read_submission(folder) if (folder / SUBMISSION).is_file() else None
 
     def contents(self) -> dict[str, str | bytes]:
         """Return the contents of its files by their paths below its own, the large ones zipped."""

@@ -1,8 +1,6 @@
 """Pages of a site about one defense, attack or data set: how it works, and its rows of all
 reports."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Runs of one suite that differ in a single value: leakage over that value, as table and figure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The leaderboard's rows by table, with a title each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -45,8 +45,7 @@ def legend(rows: Sequence[Row]) -> list[str]:
         "personal": any(r.personalised for r in rows),
         "seeds": overviews.any_one_seed(rows),
     }
-    signs = {sign: f"{sign} {text}" for sign, text in explain.MARKS.items()}
-    words = {**explain.LEGEND, **signs}
+    words = {**explain.LEGEND, **{sign: f"{sign} {text}" for sign, text in explain.MARKS.items()}}
     intervals = explain.interval_words(rows)
     return [words[n].replace("{intervals}", intervals) for n, holds in occurs.items() if holds]
 

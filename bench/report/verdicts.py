@@ -1,7 +1,5 @@
 """What is to be said of a row: its flags, its place in its table, its accuracy drop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -33,16 +33,12 @@ def write_new(kind: str, name: str, folder: Path) -> tuple[Path, Path]:
     for path in (plugin, test):
         if path.exists():
             raise UserError(f"{path} exists already; it is left as it is.")
+    templates = files("bench") / "submission" / "templates"
     words = {"name": name, "class_name": class_name, "title": class_name}
     for path, file in ((plugin, f"{kind}.py.txt"), (test, f"test_{kind}.py.txt")):
-        write_whole(path, template(file).substitute(words))
+        text = (templates / file).read_text(encoding="utf-8")
+        write_whole(path, Template(text).substitute(words))
     return plugin, test
-
-
-def template(name: str) -> Template:
-    """The template of that name, to be filled in."""
-    place = files("bench") / "submission" / "templates" / name
-    return Template(place.read_text(encoding="utf-8"))
 
 
 def _check_name(name: str) -> None:

@@ -9,36 +9,15 @@ import platform
 import socket
 import struct
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """How the kernel names them, AUDIT_ARCH_*."""
-_NONE = 0xFFFF
-"""Where there is no such call."""
-_DENIED: Mapping[str, tuple[int, int]] = {
-    # keyrings
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # namespaces and mounts
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
-    "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
-    "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
-    "fspick": (433, 433), "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
-    # other processes
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "kcmp": (312, 272), "pidfd_getfd": (438, 438),
-    # parts of the kernel that computing needs nothing of
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "fanotify_init": (300, 262), "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265), "iopl": (172, _NONE), "ioperm": (173, _NONE),
-    "modify_ldt": (154, _NONE),
-    # the machine
-    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "reboot": (169, 142),
-    "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "syslog": (103, 116),
-    "quotactl": (179, 60), "settimeofday": (164, 170), "clock_settime": (227, 112),
-    "adjtimex": (159, 171), "clock_adjtime": (305, 266),
-}  # fmt: skip
+_DENIED: Mapping[str, Sequence[int]] = tomllib.loads(
+    Path(__file__).with_name("seccomp.toml").read_text(encoding="utf-8")
+)
 """Their numbers on x86_64 and on aarch64."""
 _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _IOCTL = (56, 220), 435, (41, 198), (53, 199), (16, 29)
 _NEW_NAMESPACES = 0x7E020000

@@ -18,7 +18,6 @@ from bench.harness.store import Store, key_of
 from bench.privacy.ledger import Entry
 from bench.protocols.settings import ProtocolSettings, TaskSettings, ThreatSettings
 from bench.records import (
-    AttackInputs,
     AttackJob,
     AttackOutcome,
     Cell,
@@ -30,6 +29,7 @@ from bench.records import (
     TrainRecord,
     to_json,
 )
+from bench.records.outcomes import AttackInputs
 from bench.seeding import numpy_generator
 from bench.suite import AttackSettings, DefenseSettings, Suite
 from tests.made_records import VERSIONS, attacked_for, audit, trained_for
