@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from attacks.analytic import Analytic
 from attacks.cocktail_party import CocktailParty
+from attacks.engine.mixture import MixedRows
 from attacks.engine.one_hot import MOST, decode, find_groups
-from attacks.engine.records import complete
+from attacks.engine.records import complete, find_records, one_hot_groups
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from attacks.tabular import Covers, Tabular
@@ -167,6 +168,20 @@ def test_of_many_one_hot_vectors_those_are_records_whose_gradients_were_sent() -
     few = made(((2, 6), (6, 10), (10, 14)))  # ten independent categories
     got = attacked(few, attack=CocktailParty(), model="mlp3", batch=9)
     assert got["attribute_accuracy"] == 1.0
+
+
+def test_numbers_of_records_alike_in_their_categories_stay_plausible(table: Dataset) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, public = table.train_x[:2].double(), table.aux_x.double()
+    x[1, 2:] = x[0, 2:]
+    one, other = torch.randn(2, 40, generator=rng).double()
+    errors = torch.stack([one, 1e-5 * other - 0.999 * one])  # which nearly cancel
+    grad = (errors.T @ torch.cat([x, torch.ones(2, 1)], dim=1)).float().double()
+    mixture = MixedRows(grad, 2, torch.ones_like(x[0]), torch.zeros_like(x[0]), public)
+    size = torch.linalg.svdvals(grad)[:2]
+    c, free = find_records(mixture, 1e-8 * size[0] / size, one_hot_groups(public))
+    assert (len(c), len(free)) == (1, 1)
+    assert float((c @ mixture.span.T).abs().max()) < 5
 
 
 def test_a_part_tells_small_rows_of_a_gradient_as_well_as_large_ones() -> None:

@@ -24,6 +24,8 @@ _KEPT = 10_000
 """Most records of some groups that are tried with the categories of another."""
 _LEAST = 1e-8
 """Noise in units of the largest singular value, at least: float32's rounding."""
+_FAR, _STILL = 10.0, 1e-6
+"""Deviations from the public mean that are implausible, and the least deviation."""
 _NEW = 0.03
 """Length of a unit vector's part beyond the span of others, from which it is new."""
 _OPEN, _STARTS, _SWEEPS = 64, 16, 16
@@ -94,7 +96,8 @@ def find_records(
     mixture: MixedRows, error: Tensor, groups: Sequence[range]
 ) -> tuple[Tensor, Tensor]:
     """Coordinates [N, R] of all that is one-hot in every group, that of least noise first, and
-    directions [D, R] that change numbers, by up to 1, and no category.
+    directions [D, R] that change numbers, by one public standard deviation, and no category. Along
+    these, records have the least noise, or public means where it is far from those.
 
     Group by group, what fits so far is tried with every category. The 0s and 1s of the columns are
     linear equations in the coordinates, of which there are soon more than coordinates.
@@ -118,10 +121,15 @@ def find_records(
         wanted, c = wanted[order], c[order]
     _, size, right = torch.linalg.svd(weighed)
     free = right[int((size > _CLEAR).sum()) :] / error
-    numbers = sorted(set(range(len(mixture.span))).difference(*groups))
-    left, size, _ = torch.linalg.svd(free @ mixture.span[numbers].T, full_matrices=False)
+    others = sorted(set(range(len(mixture.span))).difference(*groups))
+    deviation = mixture.public[:, others].std(dim=0).clamp_min(_STILL)
+    numbers = mixture.span[others] / deviation[:, None]
+    left, size, moves = torch.linalg.svd(free @ numbers.T, full_matrices=False)
     clear = size > _CLEAR
-    return c / error, (left.T[clear] @ free) / size[clear, None]
+    free = (left.T[clear] @ free) / size[clear, None]
+    mean = mixture.public[:, others].mean(dim=0) / deviation
+    away = (mean - c / error @ numbers.T) @ moves[clear].T
+    return c / error + torch.where(away.abs() > _FAR, away, 0.0) @ free, free
 
 
 def settle_numbers(
