@@ -112,6 +112,14 @@ def test_the_decoder_reads_smashed_data_of_rounds_through_the_noise_of_the_board
     assert ssim(row, "decoder@as_trained") > 0.8
 
 
+def test_the_decoder_reads_smashed_data_behind_random_masks() -> None:
+    masked = [r for r in rows("reference") if (r.defense, r.checkpoint) == ("pm_sfl", "training")]
+    assert masked
+    for row in masked:
+        if not row.settings.get("personal") and row.settings.get("epsilon") != 5.0:
+            assert ssim(row, "decoder@as_trained") > 0.95
+
+
 def test_mixed_patches_show_rounds_and_cost_accuracy() -> None:
     (row,) = (
         r
@@ -121,6 +129,30 @@ def test_mixed_patches_show_rounds_and_cost_accuracy() -> None:
     )
     assert require(row.leak_interval).lo > 0.8
     assert require(row.accuracy_drop).mean > 0.1
+
+
+def test_a_sum_of_twelve_or_a_tenth_encrypted_hides_no_record_behind_a_perceptron() -> None:
+    leaks = {
+        (r.defense, r.settings.get("share")): require(r.leak)
+        for r in rows("reference")
+        if (r.model, r.checkpoint) == ("mlp3", "training")
+    }
+    for defense in (("secure_aggregation", None), ("fedml_he", 0.1), ("mask_crypt", 0.1)):
+        assert leaks[defense] > 0.6
+    for name in ("fedml_he", "mask_crypt"):
+        assert leaks[name, 0.5] < 0.15
+
+
+@pytest.mark.parametrize("checkpoint", ["init", "final"])
+def test_a_sum_of_eighty_records_hides_most_of_them(checkpoint: str) -> None:
+    (row,) = some("records", defense="secure_aggregation", checkpoint=checkpoint)
+
+    def right(attack: str) -> float:
+        return row.attacks[attack].scores["attribute_accuracy"].mean
+
+    assert right("cocktail_party@three") > 0.9
+    assert right("cocktail_party@ten") > right("prior_only@ten") + 0.1
+    assert right("cocktail_party@twenty") < right("prior_only@twenty") + 0.15
 
 
 def test_noise_leaves_more_of_records_behind_a_perceptron() -> None:
