@@ -97,7 +97,7 @@ def find_records(
 ) -> tuple[Tensor, Tensor]:
     """Coordinates [N, R] of all that is one-hot in every group, that of least noise first, and
     directions [D, R] that change numbers, by one public standard deviation, and no category. Along
-    these, records have the least noise, or public means where it is far from those.
+    these a record stands where its noise is least, or at the public mean if that is far away.
 
     Group by group, what fits so far is tried with every category. The 0s and 1s of the columns are
     linear equations in the coordinates, of which there are soon more than coordinates.
@@ -154,7 +154,8 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
     """The records of every victim with the classes whose gradients are most like theirs, and the
     public mean in place of those that the gradient does not tell.
 
-    After one step, what could have sent its part of the gradient comes before what could not.
+    More vectors than records can be one-hot. After one step, those whose own gradient lies best in
+    what was seen are taken; after several, those of least noise.
     """
     release = parse_view(seen)[-1]
     (name, bias), count = first_layer(seen), release.samples
