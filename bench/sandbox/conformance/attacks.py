@@ -31,9 +31,15 @@ _SCENES: tuple[tuple[Ground, int], ...] = (
     (Ground(protocol="splitfed", cut="block1", labels="private"), 1),
     (Ground(protocol="splitfed", cut="block1", labels="shared"), 4),
 )
-"""Rounds of digits under no defense, with the batch size of each victim."""
+"""Rounds with the batch size of each victim."""
 _TABLE = Ground(protocol="fedavg", model="logistic", is_table=True)
 """For an attack that reads nothing of the others."""
+
+
+def scenes() -> Iterator[Scene]:
+    """Observations of digits under no defense, one per protocol and batch size."""
+    for ground, batch in _SCENES:
+        yield observe_round(Defense(), ground, batch=batch)
 
 
 def context(scene: Scene, *, budget: int = BUDGET, auxiliary: int = AUXILIARY) -> Context:
@@ -81,8 +87,7 @@ def attack_cases(
     alone to which it applies, with fewer public samples."""
     trial = Trial(build=partial(build, settings), auxiliary=FEW if fast else AUXILIARY)
     yield from class_cases(type(trial.build()), settings)
-    for ground, batch in _SCENES:
-        scene = observe_round(Defense(), ground, batch=batch)
+    for scene in scenes():
         left_out = fast and trial.ran
         check = partial(skip, LEFT_OUT) if left_out else partial(check_run, trial, scene)
         yield f"runs on {scene.name}", check
