@@ -131,7 +131,7 @@ def test_mixed_patches_show_rounds_and_cost_accuracy() -> None:
     assert require(row.accuracy_drop).mean > 0.1
 
 
-def test_a_sum_of_twelve_or_a_tenth_encrypted_hides_no_record_behind_a_perceptron() -> None:
+def test_a_sum_of_twelve_or_a_tenth_encrypted_hides_few_records_behind_a_perceptron() -> None:
     leaks = {
         (r.defense, r.settings.get("share")): require(r.leak)
         for r in rows("reference")
