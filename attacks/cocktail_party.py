@@ -1,7 +1,5 @@
 """The cocktail party attack: samples that a first linear layer mixed, told apart like voices."""
 
-import torch
-
 from attacks.engine.mixture import not_mixed, unmix_samples
 from attacks.engine.observation import parse_view
 from attacks.engine.records import one_hot_groups, unmix_records
@@ -34,16 +32,14 @@ class CocktailParty(Attack):
 
     def applies(self, seen: Seen) -> str | None:
         reason = not_mixed(seen)
-        if reason != _PARTLY or len(seen.network["shape"]) > 1:
+        if reason != _PARTLY:
             return reason
         layer = set(first_layer(seen))
         parts = [u.parts for u in parse_view(seen)[-1].uploads]
         return None if parts and all(layer <= set(p) for p in parts) else reason
 
     def run(self, seen: Seen, ctx: Context) -> Reconstruction:
-        if groups := one_hot_groups(ctx.aux_x):
+        groups = one_hot_groups(ctx.aux_x)
+        if groups or not_mixed(seen):
             return unmix_records(seen, ctx, groups)
-        if not_mixed(seen) is None:
-            return unmix_samples(seen, ctx)
-        answers = torch.zeros(len(seen.clients), int(seen.known["samples"]), *ctx.network.shape)
-        return Reconstruction(images=answers, failed=torch.ones(len(answers), dtype=torch.bool))
+        return unmix_samples(seen, ctx)

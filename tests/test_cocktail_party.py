@@ -1,5 +1,6 @@
 """Samples that a first linear layer mixed: exact where they have zeros, near elsewhere."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from bench.protocols.observe import Truth
 from bench.registry import discover
 from bench.seeding import generator
 from bench.toolkit import images
+from defenses.fedml_he import FedMLHE
+from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
 from defenses.secure_aggregation import SecureAggregation
 from tests.conftest import context_for, rehearsing_context, seen_under
@@ -73,6 +76,45 @@ def test_a_sum_over_clients_hides_nothing() -> None:
     answer, truth = attacked(with_zeros(), defense=SecureAggregation(), batch=3)
     assert truth.x.shape[:2] == (1, 9)
     assert worst(answer, truth) < 0.2  # sums are rounded to fixed point; a sample's norm is 4
+
+
+@pytest.mark.parametrize(
+    ("defense", "how"),
+    [
+        (FedMLHE(share=0.1), {"batch": 6}),
+        (FedMLHE(share=0.1), {"batch": 3, "local_steps": 2}),
+        (MaskCrypt(share=0.1), {"batch": 6}),
+    ],
+)
+def test_a_tenth_encrypted_hides_nothing(defense: Defense, how: dict[str, Any]) -> None:
+    answer, truth = attacked(with_zeros(), defense=defense, **how)
+    assert worst(answer, truth) < 1e-2
+
+
+def test_pixels_that_the_sent_part_does_not_tell_are_the_public_mean() -> None:
+    data = with_zeros()
+    network = build("mlp_spm", shape=data.shape, classes=data.classes)
+    seen, truth = seen_under(data, network, Defense(), clients=2, batch=3, lr=0.1)
+    sent = torch.ones(256, 144, dtype=torch.bool)
+    sent[:, 10:14] = False
+    name = next(iter(seen.before))
+    seen = replace(
+        seen,
+        messages=tuple(
+            m.with_parts(
+                {n: replace(p, present=sent) if n == name else p for n, p in m.parts.items()}
+            )
+            for m in seen.messages
+        ),
+    )
+    context = context_for(data, network, Defense())
+    answer = CocktailParty().run(seen, context)
+    assert answer.images is not None
+    mean = context.aux_x.double().mean(dim=0).flatten().float()
+    values, told = answer.images.flatten(2), sent.all(dim=0)
+    assert torch.equal(values[..., ~told], mean[~told].expand(2, 3, -1))
+    away = torch.cdist(truth.x.flatten(2)[..., told], values[..., told])
+    assert float(away.min(dim=2).values.max()) < 1e-3
 
 
 def test_photos_without_zeros_are_near() -> None:

@@ -191,8 +191,12 @@ def test_a_part_tells_small_rows_of_a_gradient_as_well_as_large_ones() -> None:
     left[30:] *= 1e-7
     whole = left @ right.T
     told = torch.rand(60, 40, generator=rng) > 0.3
-    completed = complete(torch.where(told, whole, 0.0), told, 3, rng)
-    assert float(((completed - whole).norm(dim=1) / whole.norm(dim=1)).max()) < 1e-4
+    told[:30, 0] = False  # what only they show, but for this column
+    told[30:, 1] = False
+    completed, rows, columns = complete(torch.where(told, whole, 0.0), told, 3, rng)
+    assert bool(rows.all())
+    assert (~columns).nonzero().flatten().tolist() == [1]
+    assert float(((completed - whole)[:, columns].norm(dim=1) / whole.norm(dim=1)).max()) < 1e-4
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.01])

@@ -1,4 +1,5 @@
-"""Records of a table that a first linear layer mixed, told apart by their one-hot columns.
+"""Records of a table that a first linear layer mixed, told apart by their one-hot columns, and
+samples of gradients of which a part is missing, completed by their rank.
 
 The layer's gradient by weight and bias is A (X, 1), with A the gradients by its outputs, so its row
 space holds every record X. Few other vectors there have a single 1 in every one-hot group.
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from attacks.engine.mixture import MixedRows
+from attacks.engine.mixture import MixedRows, unmix
 from attacks.engine.observation import gradient_estimate, parse_view
 from attacks.engine.one_hot import find_groups
 from attacks.engine.samples import build_player, first_layer, standardise
@@ -35,8 +36,9 @@ _TINY = 1e-30
 _GUESSES, _BEST, _TURNS, _ROUNDS, _EXACT = 64, 4, 40, 20, 1e-7
 """Starts of completing a gradient, and how many go on after some turns; most rounds of these turns,
 and relative misfit at which they end."""
-_PULL = 1e-10
-"""What the diagonal of its equations gains, in units of their mean."""
+_PULL, _SURE = 1e-10, 1e-6
+"""What the diagonal of its equations gains, in units of their mean, and the least eigenvalue, in an
+orthonormal basis, of equations that tell a row."""
 
 
 def one_hot_groups(public: Tensor) -> list[range]:
@@ -58,23 +60,35 @@ def find_core(told: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         rows, columns = kept
 
 
-def complete(grad: Tensor, told: Tensor, rank: int, rng: torch.Generator) -> Tensor:
-    """A gradient [O, F] of this rank from its cells `told`, and 0 outside of their core, by
-    alternating least squares from several random starts."""
+def complete(
+    grad: Tensor, told: Tensor, rank: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient [O, F] of this rank from its cells `told`, by alternating least squares from
+    several random starts, and for which rows bool [O] and columns bool [F] these suffice. All
+    others are 0."""
+
+    def weigh(told: Tensor, by: Tensor) -> Tensor:
+        return torch.einsum("nm,sma,smb->snab", told, by, by)
 
     def solve(told: Tensor, values: Tensor, by: Tensor) -> Tensor:
-        left = torch.einsum("nm,sma,smb->snab", told, by, by)
+        left = weigh(told, by)
         size = left.diagonal(dim1=2, dim2=3).mean(dim=2).clamp_min(_TINY)
         left.diagonal(dim1=2, dim2=3).add_(_PULL * size[..., None])
         return torch.linalg.solve(left, torch.einsum("nm,sma->sna", told * values, by))
 
+    def suffices(told: Tensor, by: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(weigh(told, torch.linalg.qr(by[None])[0])[0])[:, 0] > _SURE
+
+    if told.all():
+        return grad, told.all(dim=1), told.all(dim=0)
     rows, columns = find_core(told, rank)
-    live = told & (grad != 0)
-    rows, columns = rows & live.any(dim=1), columns & live.any(dim=0)  # all else is 0
-    whole, told = torch.zeros_like(grad), told[rows][:, columns]
+    whole, all_told = torch.zeros_like(grad), told.to(grad)
+    live = told & (grad != 0) & rows[:, None] & columns
+    up, along = live.any(dim=1), live.any(dim=0)  # all else is 0 where it is told
+    told = told[up][:, along]
     if not told.any():
-        return whole
-    weight, grad = told.to(grad), grad[rows][:, columns] * told
+        return whole, rows, columns
+    weight, grad = told.to(grad), grad[up][:, along] * told
     length = (grad.square().sum(dim=1) / weight.sum(dim=1)).sqrt()[:, None]
     values = grad / length.clamp_min(_TINY)  # small rows count as much as large ones
     by_row = torch.randn(_GUESSES, len(grad), rank, generator=rng).to(grad)
@@ -84,12 +98,14 @@ def complete(grad: Tensor, told: Tensor, rank: int, rng: torch.Generator) -> Ten
             by_row = solve(weight, values, by_column)
         fits = by_row @ by_column.mT
         missed = (weight * fits - values).flatten(1).norm(dim=1) / values.norm()
+        order = missed.argsort(stable=True)[:_BEST]
+        fits, by_row, by_column = fits[order], by_row[order], by_column[order]
         if float(missed.min()) < _EXACT:
             break
-        by_row = by_row[missed.argsort(stable=True)[:_BEST]]
-    core = torch.where(told, grad, length * fits[missed.argmin()])
-    whole[rows[:, None] & columns] = core.flatten()
-    return whole
+    whole[up[:, None] & along] = torch.where(told, grad, length * fits[0]).flatten()
+    rows = rows & suffices(all_told[:, along], by_column[0])
+    columns = columns & suffices(all_told[up].T, by_row[0])
+    return whole * rows[:, None] * columns, rows, columns
 
 
 def find_records(
@@ -151,8 +167,9 @@ def settle_numbers(
 
 
 def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstruction:
-    """The records of every victim with the classes whose gradients are most like theirs, and the
-    public mean in place of those that the gradient does not tell.
+    """The samples of every victim, told apart by one-hot groups, or as `unmix` does where there are
+    none, with the classes whose gradients are most like theirs; the public mean in place of those
+    that the gradient does not tell.
 
     More vectors than records can be one-hot. After one step, those whose own gradient lies best in
     what was seen are taken; after several, those of least noise.
@@ -163,7 +180,7 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
     scale, shift = (t.to(ctx.device) for t in standardise(seen, ctx, name))
     play = build_player(release, ctx, scale, shift)
     public = ctx.aux_x.to(scale)
-    mean = public.mean(dim=0)
+    mean = public.flatten(1).mean(dim=0)
     answers = mean.repeat(len(seen.clients), count, 1)
     labels = ctx.aux_y.mode().values.to(ctx.device).repeat(answers.shape[:2])
     found = list[int]()
@@ -172,28 +189,37 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
             torch.cat([part[name][victim], part[str(bias)][victim][:, None]], dim=1).to(ctx.device)
             for part in (estimate.values, estimate.present)
         )
-        units, known = find_core(told, count)
-        if not bool(told.all()):
-            grad = complete(grad, told, count, ctx.rng)
-        mixture = MixedRows(grad, count, scale, shift, public)
+        grad, units, known = complete(grad, told, count, ctx.rng)
+        shown = torch.where(known[:-1].view(public.shape[1:]), public, 1.0)  # no zeros elsewhere
+        mixture = MixedRows(grad, count, scale, shift, shown)
+        if not len(mixture.ends) or not known[-1]:
+            found.append(0)
+            continue
         size = torch.linalg.svdvals(grad)
         # Rounding leaves rows and columns of zeros as they are.
         beyond = [max(int((grad != 0).any(dim=d).sum()) - count, 1) for d in (0, 1)]
         noise = float(size[count:].square().sum() / math.prod(beyond)) ** 0.5
         error = max(noise, _LEAST * float(size[0])) / size[: len(mixture.ends)]
-        c, free = find_records(mixture, error, groups)
 
-        def records(c: Tensor, mixture: MixedRows = mixture, known: Tensor = known) -> Tensor:
+        def values(c: Tensor, mixture: MixedRows = mixture, known: Tensor = known) -> Tensor:
             return torch.where(known[:-1], c @ mixture.span.T, mean)
 
-        def misfit(c: Tensor, seen: Tensor = mixture.seen, units: Tensor = units) -> Tensor:
-            own = play(records(c) * scale + shift) * units
+        def misfit(x: Tensor, seen: Tensor = mixture.seen, units: Tensor = units) -> Tensor:
+            own = play(x * scale + shift) * units
             beside = own - own @ seen @ seen.T
             return (beside.norm(dim=2) / own.norm(dim=2).clamp_min(_TINY)).amin(dim=1)
 
-        if release.steps == 1 and len(c):
-            c = settle_numbers(c, free, misfit, ctx.rng) if len(free) else c
-            c = c[misfit(c).argsort(stable=True)]
+        one_step = release.steps == 1
+        if groups:
+            c, free = find_records(mixture, error, groups)
+        else:
+            checked = one_step and bool(known.all()) and not any(m.random for m in release.acting)
+            x, _ = unmix(mixture, misfit if checked else None, ctx.rng)
+            c, free = x @ torch.linalg.pinv(mixture.span).T, x[:0]
+        if one_step and len(c):
+            if len(free):
+                c = settle_numbers(c, free, lambda c: misfit(values(c)), ctx.rng)
+            c = c[misfit(values(c)).argsort(stable=True)]
         chosen, basis = list[int](), c.new_zeros(0, c.shape[1])
         for place, unit in enumerate(c / c.norm(dim=1, keepdim=True)):
             rest = unit - basis.T @ (basis @ unit)
@@ -202,13 +228,14 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
                 basis = torch.cat([basis, (rest / rest.norm())[None]])
         found.append(len(chosen))
         if chosen:
-            x = records(c[chosen])
+            x = values(c[chosen])
             own = play(x * scale + shift) * units
             mixed = (mixture.seen * size[: len(mixture.ends)] @ torch.linalg.pinv(c[chosen])).T
             labels[victim, : len(x)] = cosine_similarity(own, mixed[:, None], dim=2).argmax(1)
             answers[victim, : len(x)] = x
+    answers = answers.clamp(0, 1) if len(ctx.network.shape) == 3 else answers
     return Reconstruction(
-        images=answers.float().cpu(),
+        images=answers.view(*labels.shape, *ctx.network.shape).float().cpu(),
         labels=labels.cpu(),
         failed=torch.tensor([n == 0 for n in found]),
         notes=(f"records found: {sum(found)} of {count * len(found)}",),
