@@ -10,6 +10,7 @@ from torch import Tensor
 from attacks.cocktail_party import CocktailParty
 from bench.contract.attack import Reconstruction
 from bench.contract.defense import Defense
+from bench.contract.messages import Message
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.models import build
@@ -91,29 +92,40 @@ def test_a_tenth_encrypted_hides_nothing(defense: Defense, how: dict[str, Any]) 
     assert worst(answer, truth) < 1e-2
 
 
-def test_pixels_that_the_sent_part_does_not_tell_are_the_public_mean() -> None:
-    data = with_zeros()
+def sent_in_part(data: Dataset, place: int, sent: Tensor) -> tuple[Reconstruction, Tensor, Tensor]:
+    """The answer to batches of three of which the weight (0) or bias (1) was not sent in full, the
+    samples, and the public mean [F]."""
     network = build("mlp_spm", shape=data.shape, classes=data.classes)
     seen, truth = seen_under(data, network, Defense(), clients=2, batch=3, lr=0.1)
+    name, messages = list(seen.before)[place], list[Message]()
+    for message in seen.messages:
+        parts = dict(message.parts)
+        if name in parts:
+            parts[name] = replace(parts[name], present=sent)
+        messages.append(message.with_parts(parts))
+    context, attack = context_for(data, network, Defense()), CocktailParty()
+    seen = replace(seen, messages=tuple(messages))
+    assert attack.applies(seen) is None
+    mean = context.aux_x.double().mean(dim=0).flatten().float()
+    return attack.run(seen, context), truth.x, mean
+
+
+def test_without_the_bias_no_image_has_a_scale() -> None:
+    answer, _, mean = sent_in_part(with_zeros(), 1, torch.zeros(256, dtype=torch.bool))
+    assert answer.images is not None
+    assert answer.failed is not None
+    assert answer.failed.all()
+    assert torch.equal(answer.images.flatten(2), mean.expand(2, 3, -1))
+
+
+def test_pixels_that_the_sent_part_does_not_tell_are_the_public_mean() -> None:
     sent = torch.ones(256, 144, dtype=torch.bool)
     sent[:, 10:14] = False
-    name = next(iter(seen.before))
-    seen = replace(
-        seen,
-        messages=tuple(
-            m.with_parts(
-                {n: replace(p, present=sent) if n == name else p for n, p in m.parts.items()}
-            )
-            for m in seen.messages
-        ),
-    )
-    context = context_for(data, network, Defense())
-    answer = CocktailParty().run(seen, context)
+    answer, x, mean = sent_in_part(with_zeros(), 0, sent)
     assert answer.images is not None
-    mean = context.aux_x.double().mean(dim=0).flatten().float()
     values, told = answer.images.flatten(2), sent.all(dim=0)
     assert torch.equal(values[..., ~told], mean[~told].expand(2, 3, -1))
-    away = torch.cdist(truth.x.flatten(2)[..., told], values[..., told])
+    away = torch.cdist(x.flatten(2)[..., told], values[..., told])
     assert float(away.min(dim=2).values.max()) < 1e-3
 
 

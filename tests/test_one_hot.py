@@ -191,12 +191,25 @@ def test_a_part_tells_small_rows_of_a_gradient_as_well_as_large_ones() -> None:
     left[30:] *= 1e-7
     whole = left @ right.T
     told = torch.rand(60, 40, generator=rng) > 0.3
-    told[:30, 0] = False  # what only they show, but for this column
-    told[30:, 1] = False
     completed, rows, columns = complete(torch.where(told, whole, 0.0), told, 3, rng)
     assert bool(rows.all())
-    assert (~columns).nonzero().flatten().tolist() == [1]
-    assert float(((completed - whole)[:, columns].norm(dim=1) / whole.norm(dim=1)).max()) < 1e-4
+    assert bool(columns.all())
+    assert float(((completed - whole).norm(dim=1) / whole.norm(dim=1)).max()) < 1e-4
+
+
+def test_a_part_is_not_completed_where_what_is_told_of_it_is_zero() -> None:
+    rng = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(n, 3, generator=rng).double() for n in (60, 40))
+    left[:30, 2] = 0
+    right[:20, 2] = 0
+    told = torch.ones(60, 40, dtype=torch.bool)
+    told[30:, 25] = False
+    told[40, 20:] = False
+    whole = left @ right.T
+    completed, rows, columns = complete(torch.where(told, whole, 0.0), told, 3, rng)
+    assert (~rows).nonzero().flatten().tolist() == [40]
+    assert (~columns).nonzero().flatten().tolist() == [25]
+    assert torch.allclose(completed, whole * rows[:, None] * columns, atol=1e-6)
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.01])
