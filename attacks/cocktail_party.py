@@ -7,7 +7,7 @@ from attacks.engine.samples import first_layer
 from bench.api import Attack, Context, Reconstruction, Seen
 
 _PARTLY = "the first layer's gradient was not sent in full"
-"""The reason of `not_mixed` that is none for tables."""
+"""The reason of `not_mixed` that is none where a part was sent."""
 
 
 class CocktailParty(Attack):
@@ -20,9 +20,9 @@ class CocktailParty(Attack):
     neighbouring pixels. Where public samples are often exactly 0, the private ones are corners of
     what the row space has in [0, 1] that lie near the components, with as many zeros as a linear
     program finds; after one step, only those whose own gradient, played with the best class, lies
-    in what was seen. Records of a table have a single 1 in every one-hot group, and a gradient of
-    which a part is missing is completed by its rank (see `records`). Samples that the gradient
-    doesn't tell are answered with the public mean.
+    in what was seen. Records of a table have a single 1 in every one-hot group. A gradient of which
+    a part is missing is completed by its rank (see `records`). What the gradient doesn't tell is
+    answered with the public mean.
     Source: Kariyappa et al., arXiv:2209.05578. Departures: the bias in place of a search for signs
     and scales, FastICA on differences in place of total variation, zeros, and one-hot groups.
     """
