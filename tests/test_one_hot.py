@@ -14,7 +14,7 @@ from attacks.analytic import Analytic
 from attacks.cocktail_party import CocktailParty
 from attacks.engine.mixture import MixedRows
 from attacks.engine.one_hot import MOST, decode, find_groups
-from attacks.engine.records import complete, find_records, one_hot_groups
+from attacks.engine.records import complete, find_records, join_alike, one_hot_groups, read_units
 from attacks.idlg import IDLG
 from attacks.judge import Likelihood
 from attacks.tabular import Covers, Tabular
@@ -182,6 +182,34 @@ def test_numbers_of_records_alike_in_their_categories_stay_plausible(table: Data
     c, free = find_records(mixture, 1e-8 * size[0] / size, one_hot_groups(public))
     assert (len(c), len(free)) == (1, 1)
     assert float((c @ mixture.span.T).abs().max()) < 5
+
+
+def test_units_that_are_live_for_one_record_tell_it_together(table: Dataset) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x, public, groups = (
+        table.train_x[:4].double(),
+        table.aux_x.double(),
+        one_hot_groups(table.aux_x),
+    )
+    errors = torch.randn(42, 4, generator=rng).double()
+    errors[:40] *= torch.eye(4).repeat(10, 1)  # the last two are live for all
+    grad, told = errors @ x, torch.rand(42, 34, generator=rng) < 0.3
+    told[:, 1] = False
+    parts, sure = read_units(torch.where(told, grad, 0.0), told, groups, public)
+    assert 24 < len(parts) <= 40
+    joined, sure = join_alike(parts, sure, public, 4, 0)
+    order = torch.cdist(x[:, 2:], joined[:4, 2:]).argmin(dim=1)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    assert bool((sure[:4].sum(dim=1) > 28).all())
+    assert not bool(sure[:, 1].any())
+    missed = (joined[order] - x).abs()
+    assert float(missed[sure[order]].max()) < 1e-6
+
+
+def test_half_of_a_gradient_tells_most_of_the_records(table: Dataset) -> None:
+    for defense in (FedMLHE(share=0.5), MaskCrypt(share=0.5)):
+        got = attacked(table, defense, attack=CocktailParty(), model="mlp3", batch=4)
+        assert got["attribute_accuracy"] > 0.8, defense
 
 
 def test_a_part_tells_small_rows_of_a_gradient_as_well_as_large_ones() -> None:

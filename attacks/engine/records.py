@@ -2,7 +2,8 @@
 samples of gradients of which a part is missing, completed by their rank.
 
 The layer's gradient by weight and bias is A (X, 1), with A the gradients by its outputs, so its row
-space holds every record X. Few other vectors there have a single 1 in every one-hot group.
+space holds every record X. Few other vectors there have a single 1 in every one-hot group. Where a
+part of the gradient is missing, many units are live for one record only and tell a part of it.
 """
 
 import math
@@ -27,8 +28,9 @@ _LEAST = 1e-8
 """Noise in units of the largest singular value, at least: float32's rounding."""
 _FAR, _STILL = 10.0, 1e-6
 """Deviations from the public mean that are implausible, and the least deviation."""
-_NEW = 0.03
-"""Length of a unit vector's part beyond the span of others, from which it is new."""
+_NEW, _ALIKE = 0.03, 1e-3
+"""Length of a unit vector's part beyond the span of others, from which it is new, and deviations
+from each other up to which values are the same."""
 _OPEN, _STARTS, _SWEEPS = 64, 16, 16
 """Records whose numbers are searched where categories don't tell them, starts of each, and rounds,
 of which each looks 0.7 times as far."""
@@ -60,6 +62,19 @@ def find_core(told: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         rows, columns = kept
 
 
+def weigh(told: Tensor, by: Tensor) -> Tensor:
+    """Normal matrices [S, N, R, R] of rows that are told in part [N, M] by columns [S, M, R]."""
+    return torch.einsum("nm,sma,smb->snab", told, by, by)
+
+
+def solve(told: Tensor, values: Tensor, by: Tensor) -> Tensor:
+    """Coefficients [S, N, R] of rows [N, M], told in part, by columns [S, M, R]: least squares."""
+    left = weigh(told, by)
+    size = left.diagonal(dim1=2, dim2=3).mean(dim=2).clamp_min(_TINY)
+    left.diagonal(dim1=2, dim2=3).add_(_PULL * size[..., None])
+    return torch.linalg.solve(left, torch.einsum("nm,sma->sna", told * values, by))
+
+
 def complete(
     grad: Tensor, told: Tensor, rank: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,17 +82,9 @@ def complete(
     several random starts, and for which rows bool [O] and columns bool [F] these suffice. All
     others are 0."""
 
-    def weigh(told: Tensor, by: Tensor) -> Tensor:
-        return torch.einsum("nm,sma,smb->snab", told, by, by)
-
-    def solve(told: Tensor, values: Tensor, by: Tensor) -> Tensor:
-        left = weigh(told, by)
-        size = left.diagonal(dim1=2, dim2=3).mean(dim=2).clamp_min(_TINY)
-        left.diagonal(dim1=2, dim2=3).add_(_PULL * size[..., None])
-        return torch.linalg.solve(left, torch.einsum("nm,sma->sna", told * values, by))
-
     def suffices(told: Tensor, by: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(weigh(told, torch.linalg.qr(by[None])[0])[0])[:, 0] > _SURE
+        by = torch.linalg.qr(by)[0]
+        return torch.linalg.eigvalsh(weigh(told, by[None])[0])[:, 0] > _SURE
 
     if told.all():
         return grad, told.all(dim=1), told.all(dim=0)
@@ -148,6 +155,60 @@ def find_records(
     return c / error + torch.where(away.abs() > _FAR, away, 0.0) @ free, free
 
 
+def read_units(
+    grad: Tensor, told: Tensor, groups: Sequence[range], public: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What units that are live for a single record tell of it: values [N, F], and which [N, F].
+
+    In one-hot columns their gradients [O, F] are 0 or one value, of which those in other columns
+    are multiples by the record's numbers.
+    """
+    columns = [column for group in groups for column in group]
+    hot = grad[:, columns] * told[:, columns]
+    unit = hot.gather(1, hot.abs().argmax(dim=1, keepdim=True))
+    ones = (hot / unit).round() == 1
+    single = ((hot / unit - ones.to(hot)).abs() < _ALIKE).all(dim=1)
+    x, told = torch.where(told, grad / unit, 0.0)[single], told[single]
+    x[:, columns] = ones[single].to(x)
+    away = (x - public.mean(dim=0)).abs() / public.std(dim=0).clamp_min(_STILL)
+    away[:, columns] = 0
+    fits = (away < _FAR).logical_or(~told).all(dim=1)
+    for group in groups:
+        categories = x[:, list(group)].sum(dim=1, keepdim=True)
+        told[:, list(group)] |= categories > 0
+        fits &= categories[:, 0] < 2
+    return x[fits], told[fits]
+
+
+def join_alike(
+    x: Tensor, told: Tensor, public: Tensor, count: int, first: int
+) -> tuple[Tensor, Tensor]:
+    """Records [N, F], told in part [N, F], of which those that agree are made one: the `first`, and
+    then that of most parts. The rarer among public records what two share, the sooner."""
+    near = _ALIKE * public.std(dim=0).clamp_min(_STILL)
+    parts = torch.ones(len(x))
+    parts[:first] = math.inf
+
+    def agree(one: int) -> Tensor:
+        both, same = told & told[one], (x - x[one]).abs() <= near
+        share = ((public - x[one]).abs() <= near).to(x).mean(dim=0).clamp_min(1 / len(public))
+        shared = (both & same).to(x) @ -share.log()
+        shared[(both & ~same).any(dim=1)] = shared[one] = -math.inf
+        return shared
+
+    shared = torch.stack([agree(one) for one in range(len(x))])
+    while float(shared.max()) > math.log(count):
+        one, other = sorted(divmod(int(shared.argmax()), len(x)))
+        x[one] = torch.where(told[one], x[one], x[other])
+        told[one] |= told[other]
+        parts[one] += parts[other]
+        parts[other] = told[other] = 0
+        shared[one] = shared[:, one] = agree(one)
+        shared[other] = shared[:, other] = -math.inf
+    order = parts.argsort(descending=True, stable=True)[: int((parts > 0).sum())]
+    return x[order], told[order]
+
+
 def settle_numbers(
     c: Tensor, free: Tensor, misfit: Callable[[Tensor], Tensor], rng: torch.Generator
 ) -> Tensor:
@@ -172,7 +233,8 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
     that the gradient does not tell.
 
     More vectors than records can be one-hot. After one step, those whose own gradient lies best in
-    what was seen are taken; after several, those of least noise.
+    what was seen are taken; after several, those of least noise. Where a part of the gradient is
+    missing, what single units tell of further records comes after them.
     """
     release = parse_view(seen)[-1]
     (name, bias), count = first_layer(seen), release.samples
@@ -183,30 +245,21 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
     mean = public.flatten(1).mean(dim=0)
     answers = mean.repeat(len(seen.clients), count, 1)
     labels = ctx.aux_y.mode().values.to(ctx.device).repeat(answers.shape[:2])
-    found = list[int]()
-    for victim in range(len(answers)):
-        grad, told = (
-            torch.cat([part[name][victim], part[str(bias)][victim][:, None]], dim=1).to(ctx.device)
-            for part in (estimate.values, estimate.present)
-        )
-        grad, units, known = complete(grad, told, count, ctx.rng)
-        shown = torch.where(known[:-1].view(public.shape[1:]), public, 1.0)  # no zeros elsewhere
-        mixture = MixedRows(grad, count, scale, shift, shown)
-        if not len(mixture.ends) or not known[-1]:
-            found.append(0)
-            continue
+
+    def tell_apart(grad: Tensor, mixture: MixedRows, units: Tensor, known: Tensor) -> Tensor:
+        """The records or images [N, F] that the row space tells, the likeliest first."""
         size = torch.linalg.svdvals(grad)
         # Rounding leaves rows and columns of zeros as they are.
         beyond = [max(int((grad != 0).any(dim=d).sum()) - count, 1) for d in (0, 1)]
         noise = float(size[count:].square().sum() / math.prod(beyond)) ** 0.5
         error = max(noise, _LEAST * float(size[0])) / size[: len(mixture.ends)]
 
-        def values(c: Tensor, mixture: MixedRows = mixture, known: Tensor = known) -> Tensor:
+        def values(c: Tensor) -> Tensor:
             return torch.where(known[:-1], c @ mixture.span.T, mean)
 
-        def misfit(x: Tensor, seen: Tensor = mixture.seen, units: Tensor = units) -> Tensor:
+        def misfit(x: Tensor) -> Tensor:
             own = play(x * scale + shift) * units
-            beside = own - own @ seen @ seen.T
+            beside = own - own @ mixture.seen @ mixture.seen.T
             return (beside.norm(dim=2) / own.norm(dim=2).clamp_min(_TINY)).amin(dim=1)
 
         one_step = release.steps == 1
@@ -226,11 +279,35 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
             if float(rest.norm()) > _NEW:
                 chosen.append(place)
                 basis = torch.cat([basis, (rest / rest.norm())[None]])
-        found.append(len(chosen))
-        if chosen:
-            x = values(c[chosen])
-            own = play(x * scale + shift) * units
-            mixed = (mixture.seen * size[: len(mixture.ends)] @ torch.linalg.pinv(c[chosen])).T
+        return values(c[chosen])
+
+    found = list[int]()
+    for victim in range(len(answers)):
+        sent, told = (
+            torch.cat([part[name][victim], part[str(bias)][victim][:, None]], dim=1).to(ctx.device)
+            for part in (estimate.values, estimate.present)
+        )
+        grad, units, known = complete(sent, told, count, ctx.rng)
+        shown = torch.where(known[:-1].view(public.shape[1:]), public, 1.0)  # no zeros elsewhere
+        mixture = MixedRows(grad, count, scale, shift, shown)
+        x = mean.new_zeros(0, len(mean))
+        if len(mixture.ends) and known[-1]:
+            x = tell_apart(grad, mixture, units, known)
+        sure = known[:-1].expand_as(x)
+        if groups and not told.all():
+            inputs = (sent[:, :-1] - shift * sent[:, -1:]) / scale
+            plain = told[:, :-1] & (told[:, -1:] | (shift == 0))
+            own, by_own = read_units(inputs, plain, groups, public)
+            if len(own):
+                x, sure, own = torch.cat([x, own]), torch.cat([sure, by_own]), x
+                x, sure = join_alike(x, sure, public, count, len(own))
+        x = torch.where(sure, x, mean)[:count]
+        found.append(len(x))
+        if len(x):
+            inputs = torch.cat([x * scale + shift, torch.ones_like(x[:, :1])], dim=1)
+            told[:, :-1] &= sure[: len(x)].all(dim=0)
+            own = play(inputs[:, :-1]) * told.any(dim=1)
+            mixed = solve(told.to(grad), sent, inputs.T[None])[0].T
             labels[victim, : len(x)] = cosine_similarity(own, mixed[:, None], dim=2).argmax(1)
             answers[victim, : len(x)] = x
     answers = answers.clamp(0, 1) if len(ctx.network.shape) == 3 else answers
@@ -238,5 +315,5 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
         images=answers.view(*labels.shape, *ctx.network.shape).float().cpu(),
         labels=labels.cpu(),
         failed=torch.tensor([n == 0 for n in found]),
-        notes=(f"records found: {sum(found)} of {count * len(found)}",),
+        notes=(f"samples told apart: {sum(found)} of {count * len(found)}",),
     )
