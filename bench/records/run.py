@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -38,31 +39,16 @@ class Cell:
     train_key: str
     job: AttackJob
 
-    @property
-    def protocol(self) -> str:
-        return self.job.train.protocol.name
-
-    @property
-    def dataset(self) -> str:
-        return self.job.train.task.dataset
-
-    @property
-    def model(self) -> str:
-        return self.job.train.task.model
-
-    @property
-    def defense(self) -> str:
-        return self.job.train.defense
+    protocol = property(attrgetter("job.train.protocol.name"))
+    dataset = property(attrgetter("job.train.task.dataset"))
+    model = property(attrgetter("job.train.task.model"))
+    defense = property(attrgetter("job.train.defense"))
+    setting = property(attrgetter("job.train.setting"))
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The defense's."""
         return self.job.train.settings
-
-    @property
-    def setting(self) -> str:
-        """spm(epsilon=1.5)."""
-        return self.job.train.setting
 
     @property
     def seed(self) -> int:
