@@ -16,7 +16,6 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness import launch, runner
 from bench.harness.progress import live
-from bench.harness.store import Store
 from bench.records import Cell, NoResult, Row
 from bench.report import frames, tables, text
 from bench.report.choosing import check_wanted, with_values
@@ -121,9 +120,9 @@ class Results:
     @property
     def failures(self) -> list[tuple[str, str]]:
         """Return (what, why) of trainings and cells that failed or ran out of time."""
-        store = Store(self.folder, self._run)
-        trainings = [(t.job.name, store.read("train", t.key)) for t in self._run.trainings]
-        cells = [(f"{c.name}/seed={c.seed}", store.read("attack", c.key)) for c in self._cells]
+        read = self._files.store.read
+        trainings = [(t.job.name, read("train", t.key)) for t in self._run.trainings]
+        cells = [(f"{c.name}/seed={c.seed}", read("attack", c.key)) for c in self._cells]
         return [
             (name, f"{record.status}: {record.reason}")
             for name, record in [*trainings, *cells]
@@ -174,7 +173,7 @@ class Results:
 
     def victims(self, **only: str | None) -> DataFrame:
         """One line per victim of every finished cell, from the records."""
-        return frames.victims(Store(self.folder, self._run), self._some_cells(**only))
+        return frames.victims(self._files.store, self._some_cells(**only))
 
     def pictures(
         self,

@@ -11,6 +11,7 @@ import typer
 
 from bench.cli import options
 from bench.cli.reports import publish
+from bench.metrics.named import METRICS
 
 if TYPE_CHECKING:
     from bench.capturing.attacking import Attacked, Captured, Tell
@@ -70,13 +71,12 @@ def score(
 
 def _print_scores(scored: Scored) -> None:
     """Print the figures by metric, with leakbench's own and the floors."""
-    from bench.metrics.named import METRICS
-    from bench.report.columns import figure, interval_text
+    from bench.report.columns import figure, show_interval
 
     lines = []
     for metric, beside in scored.beside.items():
         answers = [a for a in scored.answers if metric in a.figures]
-        texts = [(a.file, interval_text(a.figures[metric], metric)) for a in answers]
+        texts = [(a.file, show_interval(a.figures[metric], metric).full) for a in answers]
         others = (
             (f"own: {scored.attack}", beside["own"]),
             ("choice of all attacks", beside["choice"]),
@@ -203,7 +203,6 @@ def _show(view: Captured, attacked: list[Attacked]) -> None:
     reconstruction."""
     from bench.capturing.attacking import choose_answers, least_leak_of
     from bench.contract.messages import UPLOAD_KINDS
-    from bench.metrics.named import METRICS
     from bench.names import count_of
     from bench.report.columns import figure
 

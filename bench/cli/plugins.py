@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from bench.cli import options
-from bench.cli.options import AsJson, PluginFile, console, plain_errors, print_table
 from bench.errors import UserError
+from bench.names import MODELS, check_known
 
 if TYPE_CHECKING:
     from bench.registry import Registry
@@ -26,11 +28,11 @@ def list_(
     schema: Annotated[
         bool, typer.Option("--schema", help="Of suites: print the JSON schema, for editors.")
     ] = False,
-    as_json: AsJson = False,
-    plugin: PluginFile = None,
+    as_json: options.AsJson = False,
+    plugin: options.PluginFile = None,
 ) -> None:
     """List defenses, attacks, datasets, models and suites, broken plugins with their reason."""
-    with plain_errors():
+    with options.plain_errors():
         if schema:
             from bench.suite import Suite
 
@@ -38,10 +40,6 @@ def list_(
                 raise UserError("--schema is that of suite files: leakbench list suites --schema.")
             options.print_json(Suite.model_json_schema())
             return
-        from rich.text import Text
-
-        from bench.names import check_known
-
         if what is not None:
             check_known("list", what, LISTS)
         listed = _listing(options.registry_of(plugin))
@@ -57,17 +55,15 @@ def list_(
             own = () if brief else (entry["settings"],)
             lines.append((entry["name"], broken if entry["broken"] else whole, *own))
         heads = ("", "") if brief else ("", "", "")
-        print_table(heads, lines, title=name, title_style="bold", show_header=False)
-        console.print()
+        options.print_table(heads, lines, title=name, title_style="bold", show_header=False)
+        options.console.print()
 
 
 def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
-    import inspect
     from dataclasses import asdict
 
     from bench import data, models, suite
     from bench.extensions import BrokenImport, list_installed, origin_of
-    from bench.names import MODELS
     from bench.report.papers import publication_of
 
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
@@ -124,8 +120,6 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
 
 def _settings(cls: Any) -> str:
     """The settings of a plugin's constructor, as name or name=default."""
-    import inspect
-
     own = [p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in own)
 
@@ -182,8 +176,6 @@ def check(
 
 
 def _show(conformance: Conformance) -> None:
-    from rich.text import Text
-
     given = ", ".join(f"{k}={v}" for k, v in conformance.settings.items())
     title = f"{conformance.kind} {conformance.name}{' ' if given else ''}{given}"
     lines = []
@@ -195,7 +187,7 @@ def _show(conformance: Conformance) -> None:
                 text.append(f" (hook {finding.hook})", style="dim")
         status = Text(finding.status, style=_STYLES[finding.status])
         lines.append((status, finding.name, text))
-    print_table(("", "check", "what was found"), lines, title=title)
+    options.print_table(("", "check", "what was found"), lines, title=title)
     counts = {s: sum(f.status == s for f in conformance.findings) for s in _STYLES}
     options.console.print(
         f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped in "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli import options
-from bench.cli.options import AsJson, console, plain_errors, print_table, say
 from bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,10 +31,10 @@ def compare(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="init or final; default the suite's last.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare two rows of a leaderboard, A with B, on the same victims."""
-    with plain_errors():
+    with options.plain_errors():
         from rich.text import Text
 
         from bench.report import explain
@@ -50,15 +49,15 @@ def compare(
         options.print_json([pair.to_dict() for pair in pairs])
         return
     for pair in pairs:
-        console.print()
-        console.print(Text(pair.title, style="italic"))
+        options.console.print()
+        options.console.print(Text(pair.title, style="italic"))
         lines = [
             (Text(name, style="bold"), Text(text, style=_STYLES.get(text, "")))
             for name, text in _facts(pair)
         ]
-        print_table(("", ""), lines, show_header=False)
-    console.print()
-    console.print(explain.LEGEND["compared"], style="dim")
+        options.print_table(("", ""), lines, show_header=False)
+    options.console.print()
+    options.console.print(explain.LEGEND["compared"], style="dim")
 
 
 def _facts(pair: RowComparison) -> Iterator[tuple[str, str]]:
@@ -127,7 +126,7 @@ def report(
     loss: options.Loss = 5.0,
 ) -> None:
     """Print a result folder's leaderboard and write it as files."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.names import check_known
         from bench.records.submitted import read_verified, standing
         from bench.report.files import FILES, write_published
@@ -144,8 +143,8 @@ def report(
         if publish_ is not None:
             paths += write_published(folder, publish_)
         for path in paths:
-            say(f"Written: {path}")
-        say(standing(read_verified(folder)), style="dim")
+            options.say(f"Written: {path}")
+        options.say(standing(read_verified(folder)), style="dim")
 
 
 def site(
@@ -154,11 +153,11 @@ def site(
 ) -> None:
     """Write a static site: an overview of all result folders, and of each its report and a page for
     every defense, attack and data set."""
-    with plain_errors():
+    with options.plain_errors():
         from bench.report import site as sites
 
         pages = sites.write(source, out)
-        say(f"{len(pages) - 1} reports. Open {pages[0]}")
+        options.say(f"{len(pages) - 1} reports. Open {pages[0]}")
 
 
 def publish(
@@ -193,10 +192,10 @@ def publish(
         if details:
             _print(terminal.boards(rows), terminal.legend(rows))
         else:
-            say(f"Every row and attack: leakbench report {folder} --details", style="dim")
+            options.say(f"Every row and attack: leakbench report {folder} --details", style="dim")
     if show:
         for sentence in files.missing:
-            say(sentence, style="yellow")
+            options.say(sentence, style="yellow")
     if figures:
         from bench.report.figures import write_figures
 
@@ -206,7 +205,7 @@ def publish(
 
 def _print(tables: Sequence[RenderableType], legend: str) -> None:
     for table in tables:
-        console.print()
-        console.print(table)
-    console.print()
-    console.print(legend, style="dim")
+        options.console.print()
+        options.console.print(table)
+    options.console.print()
+    options.console.print(legend, style="dim")

@@ -14,6 +14,7 @@ import typer
 from bench.cli import options
 from bench.cli.reports import publish
 from bench.errors import UserError
+from bench.names import check_known
 
 if TYPE_CHECKING:
     from bench.harness.keys import Keys
@@ -130,13 +131,13 @@ def sweep(
         from bench.report import leaderboard
         from bench.report import sweep as sweeps
         from bench.report.frames import csv_of
-        from bench.report.paper import check_format
+        from bench.report.paper import FORMATS
         from bench.suite import parse_value
 
         key, texts = options.values_over(over)
         formats = [f.strip() for f in figures.split(",") if f.strip()]
         for name in formats:
-            check_format(name)
+            check_known("figure format", name, FORMATS)
         env = options.choose_environment(device, data_dir, download, plugin)
         # All are checked before the first is run.
         plans = {

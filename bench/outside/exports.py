@@ -200,22 +200,16 @@ class NetworkModule(nn.Module):
     def __init__(self, network: Network, weights: State, buffers: State) -> None:
         super().__init__()
         self._network = network
-        for name, value in weights.items():
-            place, last = self._place(name)
-            place.register_parameter(last, nn.Parameter(value.detach().clone()))
-        for name, value in buffers.items():
-            place, last = self._place(name)
-            place.register_buffer(last, value.detach().clone())
-
-    def _place(self, name: str) -> tuple[nn.Module, str]:
-        """The submodule that holds a tensor, made where it is missing, and the name's last part."""
-        *path, last = name.split(".")
-        place: nn.Module = self
-        for part in path:
-            if part not in dict(place.named_children()):
-                place.add_module(part, nn.Module())
-            place = place.get_submodule(part)
-        return place, last
+        parameters = {n: nn.Parameter(v.detach().clone()) for n, v in weights.items()}
+        statistics = {n: nn.Buffer(v.detach().clone()) for n, v in buffers.items()}
+        for name, value in (parameters | statistics).items():
+            *path, last = name.split(".")
+            place: nn.Module = self
+            for part in path:
+                if part not in dict(place.named_children()):
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            setattr(place, last, value)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, C] of samples x [B, *shape].

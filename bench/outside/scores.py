@@ -102,13 +102,23 @@ def score_files(
         answer = read_answer(path, x=truth["x"], y=truth["y"], classes=dataset.classes)
         scores = score(answer, **truth)
         values = scores.values
-        intervals = {n: interval_of([np.array(v)], range_of(n)) for n, v in values.items()}
-        figures = {name: interval for name, interval in intervals.items() if interval}
+        intervals = ((n, interval_of([np.array(v)], range_of(n))) for n, v in values.items())
+        figures = {name: interval for name, interval in intervals if interval}
         answers.append(
             OutsideAnswer(file=str(path), failed=scores.failed, figures=figures, values=values)
         )
     measured = [m for m in METRICS if any(m in answer.values for answer in answers)]
     own = records[chosen.label].values if chosen.label in records else {}
+    others: dict[str, dict[str, float | None]] = {}
+    for name in measured:
+        choice, worst = (select_answers(records, name, by_truth=known) for known in (False, True))
+        others[name] = {
+            "own": _mean(own.get(name)),
+            "choice": _mean(choice and choice[0]),
+            "worst": _mean(worst and worst[0]),
+            "floor": _mean(floors.get(name)),
+            "floor_class_mean": _mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
+        }
     victims, samples = truth["y"].shape
     return Scored(
         cell=chosen.key,
@@ -117,29 +127,12 @@ def score_files(
         victims=victims,
         samples=samples,
         answers=tuple(answers),
-        beside={
-            name: {
-                "own": _mean(own.get(name)),
-                "choice": _mean_of_all(records, name, by_truth=False),
-                "worst": _mean_of_all(records, name, by_truth=True),
-                "floor": _mean(floors.get(name)),
-                "floor_class_mean": _mean(floors.get(f"{name}{FLOOR_SUFFIX}")),
-            }
-            for name in measured
-        },
+        beside=others,
         floors={k: v for k, v in floors.items() if k.removesuffix(FLOOR_SUFFIX) in measured},
     )
 
 
-def _mean_of_all(
-    records: Mapping[str, AttackRecord], metric: str, *, by_truth: bool
-) -> float | None:
-    """Return the mean of `select_answers` over the victims."""
-    selected = select_answers(records, metric, by_truth=by_truth)
-    return None if selected is None else float(selected[0].mean())
-
-
-def _mean(values: list[float] | None) -> float | None:
+def _mean(values: list[float] | np.ndarray | None) -> float | None:
     return None if values is None else float(np.mean(values))
 
 

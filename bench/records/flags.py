@@ -1,11 +1,9 @@
 """What a reader must know before trusting a row: codes, never sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 Level = Literal["bad", "warn", "info"]
 
@@ -22,7 +20,7 @@ class FlagCode(StrEnum):
     level: Level
     costs_rank: bool
 
-    def __new__(cls, value: str, level: Level = "bad", costs_rank: bool = False) -> FlagCode:
+    def __new__(cls, value: str, level: Level = "bad", costs_rank: bool = False) -> Self:
         code = str.__new__(cls, value)
         code._value_, code.level, code.costs_rank = value, level, costs_rank
         return code

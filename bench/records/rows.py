@@ -336,6 +336,11 @@ class Row:
         return None if self.leaks is None else self.leaks.interval
 
     @property
+    def recognised(self) -> Recognised | None:
+        """Of the victims' samples; None where that was not measured."""
+        return None if self.leaks is None else self.leaks.recognised
+
+    @property
     def interval_over(self) -> str:
         """What the row's intervals are over: with one seed the victims of one training."""
         return "victims" if len(self.seeds) == 1 else "seeds and victims"

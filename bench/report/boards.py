@@ -45,6 +45,8 @@ _MIN_WIDTHS = (
     | {"flags": _DESKTOP}
 )
 """Columns shown at first, in their order, and the least width of the window for each, in px."""
+_PAPER = {"status": "status", "paper": "short", "venue": "venue", "year": "year"}
+"""Columns about a defense's paper, and what each shows of its `Publication`."""
 _SHORT = {*_MIN_WIDTHS, "suite", "paper", "venue", "year"} - {"flags"}
 """Columns of a leaderboard whose rows lead to reports, where the others are."""
 
@@ -54,7 +56,8 @@ class Line:
     """A row of the leaderboard.
 
     Attributes:
-        verdict: The row, with what it costs.
+        row: The row.
+        verdict: The same, with what it costs.
         id: Its permanent name on the page.
         table: Number of its table in its report, from 1.
         address: Of the report that opens it; "" for this page.
@@ -62,17 +65,13 @@ class Line:
         forest: Its leakage with the interval, drawn between baseline and perfect copy.
     """
 
+    row: Row
     verdict: Verdict
     id: str
     table: int
     address: str
     cells: Sequence[Shown]
     forest: Markup
-
-    @property
-    def row(self) -> Row:
-        assert self.verdict.row is not None
-        return self.verdict.row
 
     @property
     def useful(self) -> bool:
@@ -168,6 +167,7 @@ def board_of(
             by_key = {column.attack or column.name: column for column in own}
             lines += [
                 Line(
+                    row=row,
                     verdict=verdicts[id(row)],
                     id=row_id(row)[:ID],
                     table=number,
@@ -231,10 +231,7 @@ def _page_columns(
         Column(name="epsilon", note="eps proven", shown=worth),
         *(Column(name=cost.title, shown=partial(multiple, n)) for n, cost in COSTS.items()),
         Column(name="suite", shown=lambda row: Shown(text=row.suite)),
-        Column(name="status", shown=partial(paper, "status")),
-        Column(name="paper", shown=partial(paper, "short")),
-        Column(name="venue", shown=partial(paper, "venue")),
-        Column(name="year", shown=partial(paper, "year")),
+        *(Column(name=name, shown=partial(paper, field)) for name, field in _PAPER.items()),
     ]
 
 
@@ -309,12 +306,9 @@ def _row(row: Row, place: Place) -> dict[str, Any]:
 
 
 def _attack(entry: AttackEntry, place: Place) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "status": entry.status,
+    same = ("status", "threat", "n", "failed", "budget")
+    fields: dict[str, Any] = {name: getattr(entry, name) for name in same} | {
         "reason": None if entry.reason is None else place(entry.reason),
-        "threat": entry.threat,
-        "n": entry.n,
-        "failed": entry.failed,
         "metrics": {
             m: [_round(s.mean), *(_round(end, DIGITS - 1) for end in (s.lo, s.hi))]
             for m, s in entry.scores.items()
@@ -322,7 +316,6 @@ def _attack(entry: AttackEntry, place: Place) -> dict[str, Any]:
         "floor": place(_round(entry.floor)),
         "seconds": _round(entry.seconds),
         "evaluations": entry.gradient_evaluations,
-        "budget": entry.budget,
         "notes": list(map(place, entry.notes)),
         "convergence": entry.convergence and _round(vars(entry.convergence)),
     }

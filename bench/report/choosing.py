@@ -21,12 +21,11 @@ def find(cells: Sequence[Cell], text: str) -> Cell:
         UserError: For a word that fits no cell, with the nearest, and for words that fit several or
             none together, with the candidates.
     """
-    if _PREFIX.fullmatch(text):
-        matches = [c for c in cells if c.key.startswith(text)]
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
-            raise UserError(f"'{text}' begins several keys: {_list_cells(matches)}.")
+    by_key = [c for c in cells if c.key.startswith(text)] if _PREFIX.fullmatch(text) else []
+    if len(by_key) > 1:
+        raise UserError(f"'{text}' begins several keys: {_list_cells(by_key)}.")
+    if by_key:
+        return by_key[0]
     words = [w.strip() for w in text.split("/") if w.strip()]
     known = sorted({w for c in cells for w in c.words})
     for word in words:

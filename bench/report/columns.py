@@ -86,17 +86,9 @@ class Column:
 def figure(value: float, metric: str = "ssim", digits: int = 3) -> str:
     """Format a score with some decimals, 0.908; errors of records, which span decades, with as many
     significant digits: 4.1e-8."""
-    return error_number(value, digits) if metric == "mse" else _format_fixed(value, digits)
-
-
-def bounds(value: Interval, metric: str = "ssim") -> str:
-    """[0.88, 0.94]."""
-    return f"[{figure(value.lo, metric, 2)}, {figure(value.hi, metric, 2)}]"
-
-
-def interval_text(value: Interval, metric: str) -> str:
-    """0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
-    return f"{figure(value.mean, metric)} {bounds(value, metric)}"
+    if metric == "mse":
+        return _trim_exponent(f"{value:.{digits}g}")
+    return _format_fixed(value, digits)
 
 
 def format_supported(value: Interval, seeds: Sequence[float], unit: float = 1.0) -> str:
@@ -118,16 +110,11 @@ def format_supported_parts(
     return mean, f"[{lo}, {hi}]"
 
 
-def error_number(value: float, digits: int) -> str:
-    """Format an error of records, which spans decades, with some significant digits: 4.1e-8."""
-    return _trim_exponent(f"{value:.{digits}g}")
-
-
 def two_digits(value: float, metric: str) -> str:
     """0.52; of errors that would be 0.00 one digit, 7e-17: a narrow column holds no more."""
     if metric != "mse" or 0.01 <= value < 100:
         return f"{value:.2f}"
-    return error_number(value, 2) if value == 0 or value >= 100 else _trim_exponent(f"{value:.0e}")
+    return _trim_exponent(f"{value:.2g}" if value == 0 or value >= 100 else f"{value:.0e}")
 
 
 def epsilon_text(value: float | None) -> str:
@@ -154,12 +141,12 @@ def _trim_exponent(number: str) -> str:
 
 
 def show_interval(value: Interval | None, metric: str = "ssim") -> Shown:
-    """A mean with its interval."""
+    """A mean with its interval: 0.910 [0.88, 0.94]; of an MSE 4.1e-8 [3.9e-8, 4.4e-8]."""
     if value is None:
         return NOTHING
-    return Shown(
-        text=figure(value.mean, metric), interval=bounds(value, metric), value=f"{value.mean:.6g}"
-    )
+    lo, hi = (figure(end, metric, 2) for end in (value.lo, value.hi))
+    mean, order = figure(value.mean, metric), f"{value.mean:.6g}"
+    return Shown(text=mean, interval=f"[{lo}, {hi}]", value=order)
 
 
 def _epsilon(value: float | None) -> Shown:
@@ -167,8 +154,7 @@ def _epsilon(value: float | None) -> Shown:
 
 
 def _marks(row: Row) -> Shown:
-    order = int(row.marks.best) - int(row.marks.undefended)
-    return Shown(text=row.marks.text, value=str(order))
+    return Shown(text=row.marks.text, value=f"{row.marks.best - row.marks.undefended}")
 
 
 def _show_claimed_epsilon(row: Row) -> Shown:
@@ -193,27 +179,20 @@ def is_refuted(row: Row) -> bool:
 
 def _attack(name: str, metric: str, row: Row) -> Shown:
     entry = row.attacks.get(name)
-    if entry and metric in entry.scores:
-        return _score(entry, metric)
-    if entry is None or entry.status == "done":  # it answers with something else
+    score = None if entry is None else entry.scores.get(metric)
+    if entry is None or (score is None and entry.status == "done"):  # it has other scores
         return NOTHING
-    style = "none" if entry.status in ("not_applicable", "pending") else "bad"
-    status = "n/a" if entry.status == "not_applicable" else entry.status
-    return Shown(text=status, style=style, reason=str(entry.reason))
-
-
-def _score(entry: AttackEntry, metric: str) -> Shown:
-    score = entry.scores[metric]
-    marks = [
-        (entry.status == "pending", "(pending)"),
-        (has_spared(entry), SPARED),
-        (bool(entry.failed), f"({entry.failed} failed)"),
-    ]
-    return replace(
-        show_interval(score, metric),
-        style=_shade(entry, score, metric),
-        mark=" ".join(mark for holds, mark in marks if holds),
-    )
+    if score is None:
+        style = "none" if entry.status in ("not_applicable", "pending") else "bad"
+        status = "n/a" if entry.status == "not_applicable" else entry.status
+        return Shown(text=status, style=style, reason=str(entry.reason))
+    marks = {
+        "(pending)": entry.status == "pending",
+        SPARED: has_spared(entry),
+        f"({entry.failed} failed)": entry.failed,
+    }
+    mark = " ".join(mark for mark, holds in marks.items() if holds)
+    return replace(show_interval(score, metric), style=_shade(entry, score, metric), mark=mark)
 
 
 def has_spared(entry: AttackEntry) -> bool:
@@ -237,8 +216,14 @@ def shade(leaked: float) -> str:
 
 
 def _floor(metrics: Mapping[str, str], row: Row) -> Shown:
-    """metrics: of the attacks whose floors are shown."""
-    texts = _floor_texts(row, metrics)
+    """0.26/0.66: no information / labels only. metrics: of the attacks whose floors are shown."""
+    texts = {}
+    for metric in dict.fromkeys(metrics.values()):
+        entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
+        floors: Mapping[str, float] = next((e.floor for e in entries if e.floor), {})
+        if metric in floors:
+            given = (floors[metric], floors.get(metric + FLOOR_SUFFIX))
+            texts[metric] = "/".join(two_digits(v, metric) for v in given if v is not None)
     if not texts:
         return NOTHING
     (first, text), *others = texts.items()
@@ -247,18 +232,6 @@ def _floor(metrics: Mapping[str, str], row: Row) -> Shown:
         beside=", ".join(f"{METRICS[m].title} {t}" for m, t in others),
         value=text.split("/")[0],
     )
-
-
-def _floor_texts(row: Row, metrics: Mapping[str, str]) -> dict[str, str]:
-    """Return floors by metric: {"ssim": "0.26/0.66"} (no information / labels only)."""
-    texts = {}
-    for metric in dict.fromkeys(metrics.values()):
-        entries = [row.attacks[n] for n, m in metrics.items() if m == metric and n in row.attacks]
-        floors: Mapping[str, float] = next((e.floor for e in entries if e.floor), {})
-        if metric in floors:
-            given = (floors[metric], floors.get(metric + FLOOR_SUFFIX))
-            texts[metric] = "/".join(two_digits(v, metric) for v in given if v is not None)
-    return texts
 
 
 def _case(name: str, row: Row) -> Shown:
@@ -286,7 +259,7 @@ def _format_interval(row: Row, value: Interval | None, unit: float = 1.0) -> Sho
 
 
 def _show_recognised(row: Row) -> Shown:
-    count = None if row.leaks is None else row.leaks.recognised
+    count = row.recognised
     return NOTHING if count is None else Shown(text=count.text, value=f"{count.count}")
 
 
@@ -313,11 +286,7 @@ _COLUMNS = (
     Column(name="marks", shown=_marks),
     Column(name="defense", shown=lambda row: Shown(text=row.setting)),
     LEAKAGE,
-    Column(
-        name="recognised",
-        shown=_show_recognised,
-        needs=lambda row: row.leaks and row.leaks.recognised,
-    ),
+    Column(name="recognised", shown=_show_recognised, needs=lambda row: row.recognised),
     Column(name="selected", shown=partial(_case, "choice"), needs=lambda row: row.choice),
     Column(name="upper bound", shown=partial(_case, "worst")),
     Column(name="membership", shown=show_membership, needs=lambda row: row.membership),

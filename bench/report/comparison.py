@@ -79,8 +79,12 @@ def compare_rows(
     check_wanted("checkpoint", checkpoint, run.suite.checkpoints)
     chosen = next(c for c in reversed(run.suite.checkpoints) if checkpoint in (None, c))
     groups = tables(rows_of(run, run.trainings, Store(folder, run), [chosen]))
-    comparisons = []
-    for title, rows, first, second in list(_pairs(groups, one, two)):
+    comparisons, pairs = [], list(_pairs(groups, one, two))
+    if not pairs:
+        raise UserError(
+            f"no table holds both '{one}' and '{two}'; rows of different tables have other victims."
+        )
+    for title, rows, first, second in pairs:
         one_leak, two_leak = rows[first].leak, rows[second].leak
         if one_leak is None or two_leak is None:
             name = rows[first if one_leak is None else second].setting
@@ -118,7 +122,6 @@ def _pairs(
             names = dict.fromkeys(r.defense for r in everything)
             inner = dict.fromkeys(r.setting for r in everything if r.defense == _parts(text)[0])
             raise UserError(did_you_mean("row", text, list(inner or names)))
-    pairs = 0
     for title, rows in groups:
         matches = [[i for i, r in enumerate(rows) if _fits(r, text)] for text in (a, b)]
         if not all(matches):
@@ -132,12 +135,7 @@ def _pairs(
         (first,), (second,) = matches
         if first == second:
             raise UserError(f"'{a}' and '{b}' are the same row, {rows[first].setting}.")
-        pairs += 1
         yield title, rows, first, second
-    if not pairs:
-        raise UserError(
-            f"no table holds both '{a}' and '{b}'; rows of different tables have other victims."
-        )
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:

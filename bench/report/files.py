@@ -91,18 +91,18 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = Run.read(folder)
-        self._store = Store(folder, self.run)
+        self.store = Store(folder, self.run)
 
     @cached_property
     def rows(self) -> list[Row]:
         """Rows as the records have them, with the folder's errata."""
-        rows = leaderboard.rows_of(self.run, self.run.trainings, self._store)
+        rows = leaderboard.rows_of(self.run, self.run.trainings, self.store)
         return with_errata(rows, self.folder)
 
     @cached_property
     def missing(self) -> list[str]:
         """See `leaderboard.missing_words`."""
-        return leaderboard.missing_words(self._store, self.run)
+        return leaderboard.missing_words(self.store, self.run)
 
     @cached_property
     def verified(self) -> Verified | None:

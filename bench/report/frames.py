@@ -52,15 +52,14 @@ def _named(thing: Any, *names: str) -> dict[str, Any]:
 
 def figures_of(row: Row) -> dict[str, Any]:
     """Return every figure of a row, unrounded, by its name in CSV and pandas."""
-    recognised = row.leaks and row.leaks.recognised
     return {
         **_named(row, *_SAME),
         **mean_and_ends("leakage", row.leak_interval),
         "tied_for_best": row.marks.best,
         "like_undefended": row.marks.undefended,
-        "recognised": recognised and recognised.count,
-        "recognised_of": recognised and recognised.of,
-        "recognised_by_baseline": recognised and recognised.baseline,
+        "recognised": row.recognised and row.recognised.count,
+        "recognised_of": row.recognised and row.recognised.of,
+        "recognised_by_baseline": row.recognised and row.recognised.baseline,
         **_membership_figures(row),
         **mean_and_ends("accuracy_drop", row.accuracy_drop),
         **mean_and_ends("accuracy", row.accuracy),

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
@@ -145,16 +145,9 @@ def _album(pictures: Pictures, rows: Sequence[Row]) -> Markup | None:
 @cache
 def environment() -> Environment:
     """Return the templates' environment, which escapes every value not marked as safe."""
-    templates = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        finalize=escape_value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = text.TEMPLATES.overlay(autoescape=True, finalize=escape_value)
     named = (short, explain.chip, explain.sentence, work, idle)
-    templates.filters |= {function.__name__: function for function in named}
+    templates.filters = templates.filters | {function.__name__: function for function in named}
     templates.filters |= {"breakable": _breakable, "coded": _mark_code}
     templates.filters |= {"filters": filter_values, "row_id": lambda row: row_id(row)[:ID]}
     return templates

@@ -131,7 +131,7 @@ class Verdict:
     @property
     def recognised(self) -> str:
         """7/12, see `bench.records.rows.Recognised`."""
-        count = self.row and self.row.leaks and self.row.leaks.recognised
+        count = self.row and self.row.recognised
         return count.text if count else "–"
 
     @property
@@ -349,11 +349,10 @@ def _proven(line: DefenseLine) -> str:
 
 
 def _describe_audit(line: DefenseLine) -> str:
-    audits = [row.audit for row in line.rows if row.audit]
-    if not audits:
-        return "–"
-    most = max(audits, key=lambda audit: audit.eps_audited)
-    return f"{audit_text(most)}{'!' if any(map(is_refuted, line.rows)) else ''}"
+    audits = (row.audit for row in line.rows if row.audit)
+    most = max(audits, key=lambda audit: audit.eps_audited, default=None)
+    mark = "!" if any(map(is_refuted, line.rows)) else ""
+    return "–" if most is None else audit_text(most) + mark
 
 
 def legend(summaries: Sequence[Overview]) -> list[str]:

@@ -16,7 +16,6 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.container import Container
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from bench.errors import UserError
 from bench.harness.store import write_whole
@@ -92,7 +91,7 @@ def set_log(axes: Axes, which: str) -> None:
     """Make the x or y axis logarithmic, with plain numbers as ticks."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("")
 
 
@@ -120,11 +119,6 @@ def plot(width: str, missing: Sequence[str] = ()) -> Iterator[tuple[Figure, Axes
         figure.legend([handle for handle, _ in pairs], labels, loc="outside lower left")
 
 
-def check_format(name: str) -> None:
-    """Raise UserError for a format that figures are not written in."""
-    check_known("figure format", name, FORMATS)
-
-
 def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     """Write STEM.pdf, STEM.png, STEM.svg; the same figure gives the same bytes.
 
@@ -133,7 +127,7 @@ def write(figure: Figure, stem: Path, formats: Sequence[str]) -> list[Path]:
     """
     paths = []
     for name in formats:
-        check_format(name)
+        check_known("figure format", name, FORMATS)
         path = stem.with_name(f"{stem.name}.{name}")
         buffer = io.BytesIO()
         # Without the time and program that drew it.

@@ -126,8 +126,7 @@ def pages(entries: Sequence[Published], curves: Sequence[Mapping[str, Any]] = ()
         **html.shared_files(),
     }  # fmt: skip
     for subject in (s for some in by_kind.values() for s in some):
-        column = subject.is_column if subject.kind == "attack" else lambda name: False
-        board = board_of(above, keep=subject.rows_of, attacks=column)
+        board = board_of(above, keep=subject.rows_of, attacks=subject.is_column)
         own[subject.file] = html.render("subject.html", board, shared="../", subject=subject)
     return own
 

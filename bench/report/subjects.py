@@ -57,12 +57,7 @@ class Subject:
 
     def is_column(self, column: str) -> bool:
         """Return whether a column, such as `dlg@run`, is this attack's."""
-        return _attack_of(column) == self.name
-
-
-def _attack_of(column: str) -> str:
-    """See `bench.records.run.labels`."""
-    return column.partition("@")[0]
+        return self.kind == "attack" and column.partition("@")[0] == self.name
 
 
 def subjects(rows: Sequence[Row], registry: Registry) -> dict[SubjectKind, list[Subject]]:
@@ -71,7 +66,7 @@ def subjects(rows: Sequence[Row], registry: Registry) -> dict[SubjectKind, list[
     floors = {n for r in rows for n, a in r.attacks.items() if a.is_floor}
     names: dict[SubjectKind, set[str]] = {
         "defense": {r.defense for r in rows} - {UNDEFENDED},
-        "attack": {_attack_of(n) for r in rows for n in r.attacks if n not in floors},
+        "attack": {n.partition("@")[0] for r in rows for n in r.attacks if n not in floors},
         "data": {r.dataset for r in rows},
     }
     return {kind: [*_subjects(kind, sorted(n), registry)] for kind, n in names.items()}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bench.errors import UserError
 from bench.names import did_you_mean
@@ -24,6 +23,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from bench.report.papers import Publication
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+"""Of pages too, which escape otherwise."""
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
@@ -89,13 +96,7 @@ def fill_template(rows: Sequence[Row], run: Run, missing: Sequence[str], **more:
 def fill(name: str, **values: Any) -> str:
     """Fill in a Markdown file among the templates, which escapes by `md`, `paragraph`, `code`."""
     escapes = {"md": markdown_text, "paragraph": markdown_paragraph, "code": markdown_code}
-    return _template(name).render(**escapes, **values).rstrip() + "\n"
-
-
-@cache
-def _template(name: str) -> Template:
-    text = (Path(__file__).with_name("templates") / name).read_text(encoding="utf-8")
-    return Template(text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return TEMPLATES.get_template(name).render(**escapes, **values).rstrip() + "\n"
 
 
 def _markdown_overview(summary: overviews.Overview) -> list[str]:
