@@ -69,20 +69,17 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     def entry(name: str, summary: str, settings: str = "", **more: Any) -> dict[str, Any]:
         return {"name": name, "summary": summary, "settings": settings, "broken": None, **more}
 
-    def describe(name: str, maker: Any, settings: str = "") -> dict[str, Any]:
-        doc = inspect.getdoc(getattr(maker, "func", maker)) or ""
-        return entry(name, doc.split("\n")[0], settings)
+    def summary_of(maker: Any) -> str:
+        return (inspect.getdoc(getattr(maker, "func", maker)) or "").split("\n")[0]
 
-    def with_paper(listed: dict[str, Any], maker: Any) -> dict[str, Any]:
-        paper = publication_of(maker, listed["name"])
-        return listed | {"paper": None if paper is None else asdict(paper)}
+    def cited(maker: Any, name: str, *about: str, **more: Any) -> dict[str, Any]:
+        paper = publication_of(maker, name)
+        return entry(name, *about, **more, paper=None if paper is None else asdict(paper))
 
     def plugins_of(kind: Any) -> list[dict[str, Any]]:
         usable = ((name, registry.usable[kind, name]) for name in registry.names(kind))
         entries = [
-            with_paper(
-                entry(name, p.summary, _settings(p.cls), source=getattr(p.cls, "source", "")), p.cls
-            )
+            cited(p.cls, name, p.summary, _settings(p.cls), source=getattr(p.cls, "source", ""))
             for name, p in usable
         ]
         return entries + [
@@ -95,7 +92,7 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
         origin = origin_of(point)
         try:
             loader = data.foreign_loader(point)
-            return with_paper(describe(point.name, loader, origin), loader)
+            return cited(loader, point.name, summary_of(loader), origin)
         except BrokenImport as error:
             return entry(point.name, origin, broken=f"{origin}: {error}")
 
@@ -104,14 +101,14 @@ def _listing(registry: Registry) -> dict[str, list[dict[str, Any]]]:
         options = "--data-dir or --download" if "download" in accepted else "--data-dir"
         return options if "data_dir" in accepted else "embedded"
 
-    datasets = [with_paper(describe(n, f, place_of(f)), f) for n, f in data.LOADERS.items()]
+    datasets = [cited(f, n, summary_of(f), place_of(f)) for n, f in data.LOADERS.items()]
     datasets += [foreign_entry(point) for point in data.foreign().values()]
     return {
         "defenses": plugins_of("defense"),
         "attacks": plugins_of("attack"),
         "datasets": datasets
-        + [describe(f"{n}:PATH", f, "your own") for n, f in data.PATH_LOADERS.items()],
-        "models": [describe(n, f) for n, f in models.BUILDERS.items()]
+        + [entry(f"{n}:PATH", summary_of(f), "your own") for n, f in data.PATH_LOADERS.items()],
+        "models": [entry(n, summary_of(f)) for n, f in models.BUILDERS.items()]
         + [entry(n, origin_of(p)) for n, p in list_installed(MODELS).items()]
         + [entry(n, text) for n, text in models.OWN.items()],
         "suites": [entry(n, suite.read_suite(n).description) for n in suite.list_shipped()],

@@ -186,13 +186,11 @@ def _show_comparisons(comparisons: Sequence[Comparison], *, details: bool) -> No
     """A line per training and attack; below them the figures that differ, or all (`details`)."""
     from rich.text import Text
 
-    counts: dict[str, Counter[str]] = {}
-    for entry in comparisons:
-        counts.setdefault(entry.what, Counter())[entry.verdict] += 1
-    lines: list[list[str | Text]] = [
-        [what, *(Text(str(n[v] or "-"), style if n[v] else "") for v, style in _VERDICTS.items())]
-        for what, n in counts.items()
-    ]
+    counts: Counter[tuple[str, str]] = Counter((c.what, c.verdict) for c in comparisons)
+    lines: list[list[str | Text]] = []
+    for what in dict.fromkeys(c.what for c in comparisons):
+        numbers = [(counts[what, verdict], style) for verdict, style in _VERDICTS.items()]
+        lines.append([what, *(Text(str(n or "-"), style if n else "") for n, style in numbers)])
     options.print_table(("rerun", "equal", "close", "off"), lines, figures=3)
     options.console.print()
     single = [

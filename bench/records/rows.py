@@ -362,13 +362,11 @@ class Row:
         return setting_text(self.defense, self.settings)
 
 
-Sentence = Callable[[Flag], str]
-"""A flag as people read it."""
 _FIRST = ("suite", "protocol", "protocol_settings", "dataset", "dataset_settings", "model")
 """Of a row in JSON: what stands before its other fields."""
 
 
-def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
+def row_to_dict(row: Row, sentence: Callable[[Flag], str]) -> dict[str, Any]:
     """Return a row as leaderboard.json holds it, each cost by its name; `sentence` makes the `text`
     beside each flag's code."""
     flags = [
@@ -388,7 +386,7 @@ def row_to_dict(row: Row, sentence: Sentence) -> dict[str, Any]:
     return {"schema": ROW_SCHEMA, **values, **row.costs, **own}
 
 
-def rows_to_json(rows: Iterable[Row], sentence: Sentence) -> str:
+def rows_to_json(rows: Iterable[Row], sentence: Callable[[Flag], str]) -> str:
     """leaderboard.json: strict JSON, a row per line; `sentence` as for `row_to_dict`."""
     lines = ",\n".join(to_line(row_to_dict(row, sentence)) for row in rows)
     return f"[\n{lines}\n]\n"

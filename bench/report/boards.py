@@ -63,6 +63,7 @@ class Line:
         address: Of the report that opens it; "" for this page.
         cells: By column.
         forest: Its leakage with the interval, drawn between baseline and perfect copy.
+        useful: See `has_use`.
     """
 
     row: Row
@@ -72,11 +73,7 @@ class Line:
     address: str
     cells: Sequence[Shown]
     forest: Markup
-
-    @property
-    def useful(self) -> bool:
-        """See `has_use`."""
-        return has_use(self.row)
+    useful: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +171,7 @@ def board_of(
                     address=address,
                     cells=[_cell(h, by_key.get(h.attack or h.name), row) for h in heads],
                     forest=_draw_forest(row.leak_interval, None if bare is None else bare.leak),
+                    useful=has_use(row),
                 )
                 for row in keep(table)
             ]

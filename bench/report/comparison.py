@@ -102,7 +102,7 @@ def compare_rows(
             first=rows[first],
             second=rows[second],
             difference=difference if compared == first else difference.reverse(),
-            rows=sum(d is not None for d in by_row),
+            rows=sum(d is not None for d in by_row.values()),
             drop=accuracy_drop(rows[first], rows[second]),
         )
         comparisons.append(found)

@@ -45,15 +45,15 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
     base = next((i for i, r in enumerate(table) if r is bare and r.leaks and has_use(r)), None)
     trusted = [i for i in places if is_trusted(table[i])]
     best = min(trusted, key=lambda i: table[i].leak or 0.0) if len(trusted) > 1 else None
-    of_best = None if best is None else row_differences(table, best)
-    of_bare = None if base is None else row_differences(table, base)
+    of_best = {} if best is None else row_differences(table, best)
+    of_bare = {} if base is None else row_differences(table, base)
     by_place = {}
     for i in places:
-        less = of_bare[i] if of_bare else None
+        less = of_bare.get(i)
         tied = False
-        if best is not None and of_best is not None and i in trusted:
+        if best is not None and i in trusted:
             # One pair is tested once: the best row against the undefended one.
-            worse = of_bare[best] if of_bare and i == base else of_best[i]
+            worse = of_bare.get(best) if i == base else of_best.get(i)
             tied = i == best or (worse is not None and not worse.separated)
         alike = less is not None and not (less.separated and less.interval.mean < 0)
         by_place[i] = Marks(best=tied, undefended=alike)
@@ -62,7 +62,7 @@ def marks(table: Sequence[Row], candidates: Iterable[int] | None = None) -> dict
 
 def row_differences(
     table: Sequence[Row], reference: int, also: Iterable[int] = ()
-) -> list[Difference | None]:
+) -> dict[int, Difference | None]:
     """Compare the normalised leakage of a table's rows with that of one of them.
 
     Args:
@@ -71,7 +71,7 @@ def row_differences(
         also: Places of rows that are compared though they have no use.
 
     Returns:
-        Per row its difference, None for the reference and for rows that are left out.
+        By its place each compared row's difference, None for the reference.
     """
     kept = {
         i: row.leaks
@@ -85,8 +85,7 @@ def row_differences(
     ]
     outcomes = [leak.outcomes for leak in kept.values()]
     compared = differences(outcomes, list(kept).index(reference), same)
-    by_place = dict(zip(kept, compared, strict=True))
-    return [by_place.get(i) for i in range(len(table))]
+    return dict(zip(kept, compared, strict=True))
 
 
 def is_trusted(row: Row) -> bool:
