@@ -63,8 +63,7 @@ def _measure(row: Row, name: str, checkpoints: Sequence[Row]) -> Points:
     if name == "accuracy":
         return [(p.rounds, a) for p in row.course if (a := p.accuracy or p.personal_accuracy)]
     known = [(p.rounds, getattr(p, name)) for p in row.course]
-    finite = [(n, e) for n, e in known if e is not None and 0 < e < math.inf]
-    return [(n, Interval(mean=e, lo=e, hi=e)) for n, e in finite]
+    return [(n, exact(e)) for n, e in known if e is not None and 0 < e < math.inf]
 
 
 def _rounds_played(row: Row) -> int:
@@ -177,6 +176,11 @@ def pareto(rows: Sequence[Row], *, among: Sequence[Row] = (), width: str = "colu
         _draw_front(axes, spots)
         axes.set(xlabel="leakage (safer ←)", ylabel="accuracy")
     return figure
+
+
+def exact(value: float) -> Interval:
+    """Return a number as an interval without width."""
+    return Interval(mean=value, lo=value, hi=value)
 
 
 def _draw_spots(axes: Axes, spots: Sequence[Spot], among: Sequence[Row]) -> None:
