@@ -142,6 +142,18 @@ def test_a_sum_of_twelve_or_a_tenth_encrypted_hides_little_behind_a_perceptron()
         assert leaks["mlp_spm", name, 0.1] > 0.9
         assert leaks["mlp3", name, 0.1] > 0.6
         assert leaks["mlp3", name, 0.5] < 0.15
+    assert 0.4 < leaks["mlp_spm", "secure_aggregation", None] < 0.7
+    half = [
+        [
+            r.attacks[n].scores["attribute_accuracy"].mean
+            for n in ("prior_only@as_trained", "cocktail_party")
+        ]
+        for r in rows("reference")
+        if (r.model, r.checkpoint, r.settings.get("share")) == ("mlp3", "training", 0.5)
+        and r.defense in ("fedml_he", "mask_crypt")
+    ]
+    assert len(half) == 2
+    assert all(read > guessed + 0.15 for guessed, read in half)
 
 
 @pytest.mark.parametrize("checkpoint", ["init", "final"])
