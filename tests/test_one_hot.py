@@ -186,17 +186,17 @@ def test_numbers_of_records_alike_in_their_categories_stay_plausible(table: Data
 
 def test_units_that_are_live_for_one_record_tell_it_together(table: Dataset) -> None:
     rng = torch.Generator().manual_seed(0)
-    x, public, groups = (
-        table.train_x[:4].double(),
-        table.aux_x.double(),
-        one_hot_groups(table.aux_x),
-    )
-    errors = torch.randn(42, 4, generator=rng).double()
-    errors[:40] *= torch.eye(4).repeat(10, 1)  # the last two are live for all
-    grad, told = errors @ x, torch.rand(42, 34, generator=rng) < 0.3
+    x, public = table.train_x[:4].double(), table.aux_x.double()
+    groups = one_hot_groups(public)
+    errors = torch.randn(60, 4, generator=rng).double()
+    errors[:40] *= torch.eye(4).repeat(10, 1)  # the others are live for all
+    grad, told = errors @ x, torch.rand(60, 34, generator=rng) < 0.3
     told[:, 1] = False
     parts, sure = read_units(torch.where(told, grad, 0.0), told, groups, public)
     assert 24 < len(parts) <= 40
+    apart = (x[:, None] - parts).abs() * sure
+    nearest = apart.amax(dim=2).amin(dim=0)
+    assert int((nearest > 1e-6).sum()) <= 1  # a unit of which one category is told can mislead
     joined, sure = join_alike(parts, sure, public, 4, 0)
     order = torch.cdist(x[:, 2:], joined[:4, 2:]).argmin(dim=1)
     assert sorted(order.tolist()) == [0, 1, 2, 3]

@@ -183,8 +183,13 @@ def read_units(
 def join_alike(
     x: Tensor, told: Tensor, public: Tensor, count: int, first: int
 ) -> tuple[Tensor, Tensor]:
-    """Records [N, F], told in part [N, F], of which those that agree are made one: the `first`, and
-    then that of most parts. The rarer among public records what two share, the sooner."""
+    """Join records [N, F], told in part [N, F], that agree in all that both tell, while what two
+    have in common is rarer among public records than one in `count`. The rarest goes first.
+
+    Returns:
+        The joined records and what is told of each: those of the `first` given ones, then others by
+        how many were joined.
+    """
     near = _ALIKE * public.std(dim=0).clamp_min(_STILL)
     parts = torch.ones(len(x))
     parts[:first] = math.inf

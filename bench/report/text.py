@@ -30,7 +30,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""Of pages too, which escape otherwise."""
+"""The templates of Markdown files; `html.environment` adds the escaping of pages."""
 
 
 def legend(rows: Sequence[Row]) -> list[str]:
