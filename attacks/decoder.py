@@ -186,13 +186,17 @@ class Decoder(Attack):
         inverter = inverter_of(seen, ctx, rows=self.rows)
         data = Data(inverter, inverter.channel, ctx)
         steps = self.steps or STEPS_PER_EVALUATION * ctx.budget
+        if not all(data.feature_shape):  # what is sent is the same for every sample
+            steps = 0
         images, loss, before = self.train(data, ctx, steps)
         expected = torch.full((inverter.samples,), loss, device=ctx.device)
         note = f"held-out loss {before:.3f} of ridge, {loss:.3f} of the decoder"
         return reconstruction(images, expected, inverter, evaluations=steps, notes=(note,))
 
     def train(self, data: Data, ctx: Context, steps: int) -> tuple[Tensor, float, float]:
-        """(victims' images, held-out loss, held-out loss of ridge)."""
+        """(victims' images, held-out loss, held-out loss of ridge), of ridge in 0 steps."""
+        if not steps:
+            return data.ridge, data.before, data.before
         steps, batch = (2 * steps, BATCH // 2) if data.noised else (steps, BATCH)
         shape, network = tuple(ctx.network.shape), Denoiser if data.noised else Corrector
         with torch.device("meta"):
@@ -289,12 +293,14 @@ class Data:
         as base."""
         plays = max(1, min(PLAYS, PLAYED // (len(shown) * math.prod(self.feature_shape))))
         own, start = shown.nonzero()[:, 0].to(self.x.device), len(self.x)
+        x, features = [self.x], [self.features]
         for _ in range(plays):
             pairs = channel.pairs(group=1)
             noised = _on_grid(channel, inverter.standard(pairs.blocks))
             assert noised is not None  # as the victims'
-            self.x = torch.cat([self.x, pairs.x[own]])
-            self.features = torch.cat([self.features, noised[own]])
+            x.append(pairs.x[own])
+            features.append(noised[own])
+        self.x, self.features = torch.cat(x), torch.cat(features)
         self.train = torch.arange(start, len(self.x), device=self.x.device)
         mean = self.x[self.train].mean(dim=0)
         self.base, self.victims = mean.expand_as(self.x), (mean, self.victims[1])

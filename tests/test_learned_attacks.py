@@ -362,6 +362,19 @@ def test_a_doubled_budget_trains_twice_as_long(digits: Dataset) -> None:
         assert Decoder().run(seen, ctx).evaluations == 2 * budget
 
 
+def test_where_every_sample_sends_the_same_the_decoder_answers_as_ridge(digits: Dataset) -> None:
+    case = smashed(digits, "lenet", "block2", transform=lambda x: torch.zeros(len(x), 40))
+    seen, _, ctx = case
+    answers = []
+    for attack in (Ridge(), Decoder()):
+        answers.append(attack.run(seen, replace(ctx, rng=generator(0, "attack"))))
+    ridge, decoder = answers
+    assert decoder.evaluations == 0
+    assert ridge.images is not None
+    assert decoder.images is not None
+    assert torch.equal(decoder.images, ridge.images)
+
+
 def test_tabular_samples_are_decoded() -> None:
     data = load_dataset("breast_cancer", seed=0)
     noise = GaussianUpdate(noise_multiplier=0.002, clip_norm=5.0)
