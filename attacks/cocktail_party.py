@@ -21,8 +21,9 @@ class CocktailParty(Attack):
     what the row space has in [0, 1] that lie near the components, with as many zeros as a linear
     program finds; after one step, only those whose own gradient, played with the best class, lies
     in what was seen. Records of a table have a single 1 in every one-hot group. A gradient of which
-    a part is missing is completed by its rank, or records are read off units that are live for one
-    of them only (see `records`). What the gradient doesn't tell is answered with the public mean.
+    a part is missing is completed by its rank, or samples are read off units that are live for one
+    of them only (see `records`). What the gradient doesn't tell of a sample is answered with its
+    likeliest values, other samples with the public mean.
     Source: Kariyappa et al., arXiv:2209.05578. Departures: the bias in place of a search for signs
     and scales, FastICA on differences in place of total variation, zeros, one-hot groups, and parts
     of gradients.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.cocktail_party import CocktailParty
+from attacks.engine.records import read_pixels
 from bench.contract.attack import Reconstruction
 from bench.contract.defense import Defense
 from bench.contract.messages import Message
@@ -22,7 +23,7 @@ from defenses.fedml_he import FedMLHE
 from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
 from defenses.secure_aggregation import SecureAggregation
-from tests.conftest import context_for, rehearsing_context, seen_under
+from tests.conftest import context_for, rehearsing_context, require, seen_under
 
 
 def with_zeros(share: float = 0.7) -> Dataset:
@@ -52,8 +53,7 @@ def attacked(
 
 def worst(answer: Reconstruction, truth: Truth) -> float:
     """The largest distance of a private sample to the nearest answer of its victim."""
-    assert answer.images is not None
-    away = torch.cdist(truth.x.flatten(2), answer.images.flatten(2))
+    away = torch.cdist(truth.x.flatten(2), require(answer.images).flatten(2))
     return float(away.min(dim=2).values.max())
 
 
@@ -61,8 +61,7 @@ def worst(answer: Reconstruction, truth: Truth) -> float:
 def test_samples_with_zeros_are_exact_over_batches_and_steps(batch: int, steps: int) -> None:
     answer, truth = attacked(with_zeros(), batch=batch, local_steps=steps)
     assert worst(answer, truth) < 1e-3
-    assert answer.failed is not None
-    assert not answer.failed.any()
+    assert not require(answer.failed).any()
 
 
 def test_labels_are_those_of_the_samples() -> None:
@@ -113,20 +112,39 @@ def sent_in_part(data: Dataset, place: int, sent: Tensor) -> tuple[Reconstructio
 def test_without_the_bias_no_image_has_a_scale() -> None:
     answer, _, mean = sent_in_part(with_zeros(), 1, torch.zeros(256, dtype=torch.bool))
     assert answer.images is not None
-    assert answer.failed is not None
-    assert answer.failed.all()
+    assert require(answer.failed).all()
     assert torch.equal(answer.images.flatten(2), mean.expand(2, 3, -1))
 
 
-def test_pixels_that_the_sent_part_does_not_tell_are_the_public_mean() -> None:
+def test_pixels_that_the_sent_part_does_not_tell_are_the_likeliest() -> None:
     sent = torch.ones(256, 144, dtype=torch.bool)
     sent[:, 10:14] = False
-    answer, x, mean = sent_in_part(with_zeros(), 0, sent)
-    assert answer.images is not None
-    values, told = answer.images.flatten(2), sent.all(dim=0)
-    assert torch.equal(values[..., ~told], mean[~told].expand(2, 3, -1))
+    data = with_zeros()
+    answer, x, mean = sent_in_part(data, 0, sent)
+    values, told = require(answer.images).flatten(2), sent.all(dim=0)
+    spread = data.aux_x.flatten(1).double().T.cov() + 0.01 * torch.eye(144)
+    slope = torch.linalg.solve(spread[told][:, told], spread[told][:, ~told])
+    expected = mean[~told] + (values - mean)[..., told].double() @ slope
+    assert torch.allclose(values[..., ~told].double(), expected.clamp(0, 1), atol=1e-5)
     away = torch.cdist(x.flatten(2)[..., told], values[..., told])
     assert float(away.min(dim=2).values.max()) < 1e-3
+
+
+def test_half_encrypted_whole_images_are_read_off_single_units() -> None:
+    answer, truth = attacked(load_dataset("digits", seed=0), defense=FedMLHE(share=0.5), batch=4)
+    away = torch.cdist(truth.x.flatten(2), require(answer.images).flatten(2))
+    assert int((away.min(dim=2).values < 1e-3).sum()) >= 3
+
+
+def test_units_of_several_images_and_few_pixels_are_not_read() -> None:
+    public = torch.arange(256.0)[None].double() / 255
+    images = torch.tensor([[0, 9, 3, 250, 47, 47, 102], [9, 0, 31, 8, 0, 71, 102]]).double() / 255
+    mixes = torch.tensor([[0.03, 0], [0, -1e-4], [0.5, 0.2]]).double()
+    grad, told = mixes @ images, torch.ones(4, 7, dtype=torch.bool)
+    grad, told[3, 2:5] = torch.cat([grad, 7 * grad[:1]]), False  # three values that differ
+    x, which = read_pixels(grad, told, public)
+    assert torch.allclose(x, images, atol=1e-12)
+    assert bool(which.all())
 
 
 def test_photos_without_zeros_are_near() -> None:

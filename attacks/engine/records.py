@@ -38,6 +38,11 @@ _TINY = 1e-30
 _GUESSES, _BEST, _TURNS, _ROUNDS, _EXACT = 64, 4, 40, 20, 1e-7
 """Starts of completing a gradient, and how many go on after some turns; most rounds of these turns,
 and relative misfit at which they end."""
+_LEVELS, _WHOLE, _VALUES = 255, 0.01, 5
+"""Most levels of a pixel, how far from a whole number its multiple may be, and fewest values that
+differ, by which a unit's pixels are told from chance."""
+_RIDGE = 0.01
+"""Added to the variance of public samples."""
 _PULL, _SURE = 1e-10, 1e-6
 """What the diagonal of its equations gains, in units of their mean, and the least eigenvalue, in an
 orthonormal basis, of equations that tell a row."""
@@ -80,7 +85,7 @@ def complete(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A gradient [O, F] of this rank from its cells `told`, by alternating least squares from
     several random starts, and for which rows bool [O] and columns bool [F] these suffice. All
-    others are 0."""
+    others are 0, and so is everything where the last column, the bias's, is not among them."""
 
     def suffices(told: Tensor, by: Tensor) -> Tensor:
         by = torch.linalg.qr(by)[0]
@@ -89,6 +94,7 @@ def complete(
     if told.all():
         return grad, told.all(dim=1), told.all(dim=0)
     rows, columns = find_core(told, rank)
+    rows, columns = rows & columns[-1], columns & columns[-1]
     whole, all_told = torch.zeros_like(grad), told.to(grad)
     live = told & (grad != 0) & rows[:, None] & columns
     up, along = live.any(dim=1), live.any(dim=0)  # all else is 0 where it is told
@@ -180,6 +186,38 @@ def read_units(
     return x[fits], told[fits]
 
 
+def read_pixels(grad: Tensor, told: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
+    """What units that are live for a single image tell of it: pixels [N, F], and which [N, F].
+
+    Where pixels are whole multiples of the least one, which public images show, some multiple of
+    such a unit's gradients [O, F] is whole too.
+    """
+    least = public[public > 0].min()
+    levels = torch.arange(1, min(float(public.max() / least), _LEVELS) + 0.5).to(grad)
+    x = torch.zeros_like(grad)
+    for pixels, values in zip(x, torch.where(told, grad, 0.0), strict=True):
+        live = values != 0
+        tried = levels[:, None] * values[live] / values[values.abs().argmax()]
+        rounded = tried.round()
+        whole = ((tried - rounded).abs() < _WHOLE).all(dim=1) & (rounded > 0).all(dim=1)
+        if whole.any() and len(rounded[whole][0].unique()) >= _VALUES:
+            pixels[live] = rounded[whole][0] * least
+    found = x.any(dim=1)
+    return x[found], told[found]
+
+
+def fill_in(x: Tensor, told: Tensor, public: Tensor) -> Tensor:
+    """Samples [N, F] of which this is told, with the likeliest values of all else under a Gaussian
+    fitted to public samples."""
+    mean, spread = public.mean(dim=0), public.T.cov()
+    spread.diagonal().add_(_RIDGE)
+    filled = x.clone()
+    for row, known in zip(filled, told, strict=True):
+        beside = torch.linalg.solve(spread[known][:, known], (row - mean)[known])
+        row[~known] = mean[~known] + spread[~known][:, known] @ beside
+    return filled
+
+
 def join_alike(
     x: Tensor, told: Tensor, public: Tensor, count: int, first: int
 ) -> tuple[Tensor, Tensor]:
@@ -234,8 +272,8 @@ def settle_numbers(
 
 def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstruction:
     """The samples of every victim, told apart by one-hot groups, or as `unmix` does where there are
-    none, with the classes whose gradients are most like theirs; the public mean in place of those
-    that the gradient does not tell.
+    none, with the classes whose gradients are most like theirs. Of what the gradient does not
+    tell, the likeliest values; the public mean in place of samples of which it tells nothing.
 
     More vectors than records can be one-hot. After one step, those whose own gradient lies best in
     what was seen are taken; after several, those of least noise. Where a part of the gradient is
@@ -246,8 +284,8 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
     estimate = gradient_estimate(release)
     scale, shift = (t.to(ctx.device) for t in standardise(seen, ctx, name))
     play = build_player(release, ctx, scale, shift)
-    public = ctx.aux_x.to(scale)
-    mean = public.flatten(1).mean(dim=0)
+    public = ctx.aux_x.flatten(1).to(scale)
+    mean = public.mean(dim=0)
     answers = mean.repeat(len(seen.clients), count, 1)
     labels = ctx.aux_y.mode().values.to(ctx.device).repeat(answers.shape[:2])
 
@@ -293,24 +331,26 @@ def unmix_records(seen: Seen, ctx: Context, groups: Sequence[range]) -> Reconstr
             for part in (estimate.values, estimate.present)
         )
         grad, units, known = complete(sent, told, count, ctx.rng)
-        shown = torch.where(known[:-1].view(public.shape[1:]), public, 1.0)  # no zeros elsewhere
-        mixture = MixedRows(grad, count, scale, shift, shown)
+        shown = torch.where(known[:-1], public, 1.0)  # no zeros elsewhere
+        mixture = MixedRows(grad, count, scale, shift, shown.view(ctx.aux_x.shape))
         x = mean.new_zeros(0, len(mean))
         if len(mixture.ends) and known[-1]:
             x = tell_apart(grad, mixture, units, known)
         sure = known[:-1].expand_as(x)
-        if groups and not told.all():
+        if not told.all():
             inputs = (sent[:, :-1] - shift * sent[:, -1:]) / scale
             plain = told[:, :-1] & (told[:, -1:] | (shift == 0))
-            own, by_own = read_units(inputs, plain, groups, public)
+            if groups:
+                own, by_own = read_units(inputs, plain, groups, public)
+            else:
+                own, by_own = read_pixels(inputs, plain, public)
             if len(own):
                 x, sure, own = torch.cat([x, own]), torch.cat([sure, by_own]), x
                 x, sure = join_alike(x, sure, public, count, len(own))
-        x = torch.where(sure, x, mean)[:count]
+        x = fill_in(x[:count], sure[:count], public)
         found.append(len(x))
         if len(x):
             inputs = torch.cat([x * scale + shift, torch.ones_like(x[:, :1])], dim=1)
-            told[:, :-1] &= sure[: len(x)].all(dim=0)
             own = play(inputs[:, :-1]) * told.any(dim=1)
             mixed = solve(told.to(grad), sent, inputs.T[None])[0].T
             labels[victim, : len(x)] = cosine_similarity(own, mixed[:, None], dim=2).argmax(1)
