@@ -13,10 +13,9 @@ from attacks.engine import clients
 from attacks.engine.clients import Clients, ObservedTraining, Simulated
 from attacks.engine.observation import parse_view
 from attacks.idlg import IDLG
+from bench.api import Client, Defense, Local, Message, State
 from bench.contract.compose import Composed
-from bench.contract.defense import Client, Defense, Local
 from bench.contract.hooks import BY_NAME
-from bench.contract.messages import Message, State
 from bench.data.dataset import Dataset
 from bench.errors import UserError
 from bench.protocols.local_training import LocalWork

@@ -86,8 +86,6 @@ def test_several_samples_are_rebuilt_and_matched_one_to_one(
 def test_settings_replace_those_of_the_preset() -> None:
     each = DLG(), DLG(history=7), DLG(preset="paper"), DLG(preset="paper", history=7, restarts=1)
     assert [(a.history, a.restarts) for a in each] == [(30, 2), (7, 2), (100, 0), (7, 1)]
-    with pytest.raises(ValueError, match="history"):
-        DLG(history=0)
 
 
 def seen_after_training(
@@ -269,13 +267,21 @@ def test_ilrg_restores_all_counts_of_batches_of_eight_at_init(
 # --- defended networks --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["weights", "gradient"])
-def test_a_defense_aware_attack_reads_through_spm(digits: Dataset, target: str) -> None:
-    """Magnitudes are public and signs follow the broadcast, so the perturbation hides little."""
+@pytest.mark.parametrize(
+    ("defense", "budget"),
+    [
+        # Magnitudes are public and signs follow the broadcast, so the perturbation hides little.
+        (SPM(epsilon=1.5, target="weights"), 50),
+        (SPM(epsilon=1.5, target="gradient"), 50),
+        (GaussianUpdate(noise_multiplier=0.0, clip_norm=0.01), 100),
+    ],
+)
+def test_an_attack_that_knows_the_defense_reads_through_signs_and_a_clip(
+    digits: Dataset, defense: Defense, budget: int
+) -> None:
     network = network_for(digits)
-    defense = SPM(epsilon=1.5, target=target)  # type: ignore[arg-type]
     seen, truth = seen_under(digits, network, defense, clients=2)
-    values = scored(IDLG(), digits, seen, truth, network, defense, budget=50)
+    values = scored(IDLG(), digits, seen, truth, network, defense, budget=budget)
     assert mean(values["ssim"]) > 0.9
 
 
@@ -300,14 +306,6 @@ def test_strong_noise_brings_attacks_to_the_mean_public_image_not_below(digits: 
     ours = mean(scored(DLG(), digits, seen, truth, network, defense, budget=100)["ssim"])
     public = digits.aux_x.mean(dim=0).expand_as(truth.x)
     assert abs(ours - float(ssim(public, truth.x).mean())) < 0.1
-
-
-def test_a_clipped_update_is_matched_through_its_clip(digits: Dataset) -> None:
-    network = network_for(digits)
-    defense = GaussianUpdate(noise_multiplier=0.0, clip_norm=0.01)
-    seen, truth = seen_under(digits, network, defense, clients=2)
-    values = scored(IDLG(), digits, seen, truth, network, defense, budget=100)
-    assert mean(values["ssim"]) > 0.9
 
 
 def test_total_variation_weighs_against_noise(digits: Dataset) -> None:
@@ -365,18 +363,3 @@ def test_non_finite_uploads_are_refused_by_name(digits: Dataset) -> None:
     seen.messages[1].parts["head.bias"].values[0] = torch.nan
     with pytest.raises(ValueError, match=r"'head\.bias' of client-\d holds non-finite"):
         matcher_for(seen, context_for(digits, network, Defense()), dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"restarts": -1}, "restarts must be >= 0"),
-        ({"lr": 0.0}, "lr must be > 0"),
-        ({"total_variation": -1.0}, "total_variation must be >= 0"),
-    ],
-)
-def test_bad_settings_of_inverting_gradients_are_refused(
-    settings: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        InvertingGradients(**settings)  # type: ignore[arg-type]

@@ -400,17 +400,3 @@ def test_the_command_prints_a_table_or_json_and_a_violated_claim_is_no_error() -
     told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
     assert told["verdict_claim"] == "violated"
     assert told["pairs"][0]["eps_record"] == "inf"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["spmm"], "Did you mean 'spm'"),
-        (["spm", "--set", "epsilon=-1"], "epsilon must"),
-        (["none", "--draws", "50"], "draws must be >= 100"),
-    ],
-)
-def test_the_command_refuses_bad_input_in_one_sentence(arguments: list[str], said: str) -> None:
-    shown = CliRunner().invoke(app, ["audit", *arguments])
-    assert shown.exit_code == 2
-    assert said in shown.stderr

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client, Defense
-from bench.contract.events import Facts
-from bench.contract.messages import Part
+from bench.api import Client, Defense, Facts, Part
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account
@@ -21,7 +19,7 @@ from bench.seeding import generator
 from defenses.lg_fedavg import LGFedAvg
 from defenses.splitfed import SplitFedDP, SplitFedPM
 from defenses.standalone import Standalone
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, require, seen_under
 from tests.uploads import (
     assert_moments,
     assert_share,
@@ -377,6 +375,5 @@ def test_attacks_on_uploads_do_not_apply_where_nothing_is_uploaded(
     digits: Dataset, registry: Registry, attack: str
 ) -> None:
     seen, _ = seen_under(digits, network_for(digits), Standalone(), clients=2)
-    reason = registry.attack(attack, {}).applies(seen)
-    assert reason is not None
+    reason = require(registry.attack(attack, {}).applies(seen))
     assert "no upload" in reason

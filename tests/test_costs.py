@@ -187,8 +187,3 @@ def test_a_disk_that_is_too_small_is_pointed_out(
     small = shutil.disk_usage("/")._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: small)
     assert "likely too small" in plan(suite)
-
-
-def test_a_folder_without_records_is_refused(suite: Path, tmp_path: Path) -> None:
-    code, text = leakbench("plan", suite, "--costs", tmp_path)
-    assert (code, "holds no records" in text) == (2, True)

@@ -11,7 +11,6 @@ from bench.protocols.settings import ThreatSettings, evenly, rounds_before
 from bench.report import figures
 from bench.report.plots import courses
 from bench.report.tables import tables
-from bench.suite import read_suite
 from tests.conftest import TINY, changed
 
 SUITE = changed(
@@ -99,23 +98,6 @@ def test_a_run_that_was_measured_once_has_no_course(results: bench.Results) -> N
     rows = [replace(r, course=r.course[-1:]) for r in results._files.rows]
     final = [r for r in rows if r.checkpoint == "final"]
     assert courses(final, final) == {}
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ('checkpoints=["round-7"]', "checkpoint round-7 lies beyond the 6 rounds of digits"),
-        ('checkpoints=["round-0"]', "init, final or round-N .after N rounds., got 'round-0'"),
-        ('checkpoints=["round-1"]', "observes 3 rounds, but checkpoint round-1 has 2 states"),
-    ],
-)
-def test_a_checkpoint_that_does_not_exist_is_refused(
-    tmp_path: Path, change: str, sentence: str
-) -> None:
-    path = tmp_path / "suite.toml"
-    path.write_text(SUITE)
-    with pytest.raises(UserError, match=sentence):
-        read_suite(str(path), [change])
 
 
 def test_rounds_are_spread_evenly_and_end_with_the_last() -> None:

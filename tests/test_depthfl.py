@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, softmax
 
-from bench.contract.defense import Defense
-from bench.contract.events import Facts
+from bench.api import Defense, Facts
 from bench.data.dataset import Dataset
 from bench.privacy.ledger import account
 from bench.registry import Registry
 from defenses.depthfl import DepthFL, local_loss, pool
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, require, seen_under
 from tests.matchers import matcher_for
 from tests.uploads import distance, error_of, one_hot, play
 
@@ -118,8 +117,7 @@ def test_the_attackers_model_of_the_update_is_exact(digits: Dataset, protocol: s
     split = {"cut": "block2", "labels": "shared"} if protocol == "splitfed" else None
     seen, truth = seen_under(digits, network, DepthFL(), protocol=protocol, split=split)
     matcher = matcher_for(seen, context_for(digits, network, DepthFL()), dtype=torch.float64)
-    assert matcher.evidence.uploads is not None
-    observation = matcher.evidence.uploads.observation
+    observation = require(matcher.evidence.uploads).observation
     assert any(".exit." in n for n in observation.values)
     y = one_hot(truth)
     victims = torch.arange(len(y))

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.contract.defense import Defense
-from bench.contract.events import Event, Facts, Gaussian, Unprotected
-from bench.contract.mechanisms import Mechanism
+from bench.api import Defense, Event, Facts, Gaussian, Mechanism, Unprotected
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import best_renyi_epsilon
 from bench.privacy.ledger import account, gaussian_epsilon
@@ -20,7 +18,7 @@ from defenses import noised_smashed
 from defenses.cutmix import DPSL, CutMix, Cutout, DPMixSL, Mixup, VanillaCutMix
 from defenses.dp_cutmix import DPCutMix
 from defenses.mixer import Mixing, deal_boxes
-from tests.conftest import federation_of, network_for
+from tests.conftest import federation_of, network_for, require
 from tests.dp_cutmix_steps import CLASSES, ROSTER, Step, plain, tokens
 from tests.oracle import dp_cutmix as oracle
 
@@ -219,8 +217,7 @@ def test_what_has_no_noise_claims_nothing() -> None:
         assert unprotected(defense.guarantee(facts)) == [
             "the smashed data", "the labels", "the update of the client-held layers",
         ]  # fmt: skip
-    claim = plain(smashed_std=1.0).claim(facts)
-    assert claim is not None
+    claim = require(plain(smashed_std=1.0).claim(facts))
     assert claim[0] == math.inf
 
 

@@ -9,8 +9,7 @@ from opacus import GradSampleModule
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 
-from bench.contract.events import Facts, Round
-from bench.contract.mechanisms import GaussianNoise
+from bench.api import Facts, GaussianNoise, Round
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
 from bench.privacy.ledger import account

@@ -96,22 +96,6 @@ def test_every_defense_ends_in_a_number_or_a_sentence_within_a_second(
         assert any(n in sentence for n in [*chosen, *known, *numeric(name)]), sentence
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["dp_sgd", "--set", "noise_multiplier=inf", "--set", "clip_norm=1"], "noise_multiplier"),
-        (["gaussian", "--set", "noise_multiplier=1", "--set", "clip_norm=inf"], "clip_norm"),
-        (["none", "--facts", "rounds=10"], "parameters"),
-        (["none", "--facts", "parameters=10000000000000000"], "parameters"),
-    ],
-)
-def test_the_value_that_cannot_be_is_named(arguments: list[str], named: str) -> None:
-    done = CliRunner().invoke(app, ["ledger", *arguments])
-    assert done.exit_code == 2
-    assert named in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 class Overflowing(Defense):
     """Its constant is beyond float64."""
 

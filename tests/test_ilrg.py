@@ -222,12 +222,6 @@ def share_right(answer: Reconstruction, truth: Truth) -> float:
     return float((answer.label_counts == counts_of(truth.y, 10)).double().mean())
 
 
-def test_a_whole_head_needs_no_note(observed: tuple[Seen, Truth], digits: Dataset) -> None:
-    answer = attacked(observed[0], digits)
-    assert share_right(answer, observed[1]) == 1.0
-    assert answer.notes == ()
-
-
 def test_nine_tenths_of_the_weights_may_be_hidden(
     observed: tuple[Seen, Truth], digits: Dataset
 ) -> None:
@@ -439,10 +433,3 @@ def test_values_that_are_not_finite_are_refused(
 
     with pytest.raises(ValueError, match=r"'head\.\w+' of client-\d holds non-finite"):
         attacked(with_head(observed[0], broken), digits)
-
-
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="shrink must be >= 0"):
-        ILRG(shrink=-1.0)
-    with pytest.raises(ValueError, match="refine must be >= 0"):
-        ILRG(refine=-1)

@@ -22,7 +22,7 @@ from bench.contract.attack import Attack, Seen
 from bench.data.dataset import Dataset
 from bench.registry import Registry
 from bench.toolkit.vectors import replace_values
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 from tests.matchers import evidence_for
 
 ROOT = Path(__file__).parents[1]
@@ -100,12 +100,10 @@ def test_dlg_descends_the_law_that_a_plugin_declares(digits: Dataset) -> None:
     seen, defense = doubled(digits, _DoublingWithLaw)
     evidence = evidence_for(seen, context_for(digits, network_for(digits), defense))
     assert evidence.noisy
-    assert evidence.uploads is not None
-    assert isinstance(evidence.uploads.law, _DoublingWithLaw)
+    assert isinstance(require(evidence.uploads).law, _DoublingWithLaw)
     ctx = context_for(digits, network_for(digits), defense, budget=20)
     answer = DLG(restarts=0).run(seen, ctx)
-    assert answer.images is not None
-    assert bool(torch.isfinite(answer.images).all())
+    assert bool(torch.isfinite(require(answer.images)).all())
 
 
 def test_smashed_data_is_refused_without_a_law_too(digits: Dataset) -> None:
@@ -139,8 +137,7 @@ def test_attacks_descend_the_laws_of_values_released_one_by_one(
     assert attack.applies(seen) is None
     answer = attack.run(seen, context_for(digits, network, defense, budget=3))
     assert answer.loss is None or bool(torch.isfinite(answer.loss).all())
-    assert answer.failed is not None
-    assert not bool(answer.failed.any())
+    assert not bool(require(answer.failed).any())
 
 
 # --- imports --------------------------------------------------------------------------------------

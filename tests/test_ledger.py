@@ -10,16 +10,16 @@ from opacus.accountants import RDPAccountant
 from scipy import integrate
 from scipy.stats import binom, norm
 
-from bench.contract.events import (
+from bench.api import (
     Encrypted,
     Event,
     Facts,
     Gaussian,
     Laplace,
+    Mechanism,
     RandomisedResponse,
     Unprotected,
 )
-from bench.contract.mechanisms import Mechanism, SignPerturbation
 from bench.privacy.gaussian import (
     classic_gaussian_std,
     exact_gaussian_epsilon,
@@ -131,15 +131,7 @@ def test_spm_claims_one_sign_and_proves_nothing_for_a_record(
     assert any("magnitude" in reason for reason in entry.reasons)
 
 
-def test_no_defense_proves_nothing_and_claims_nothing(registry: Registry) -> None:
-    entry = account(registry.defense("none", {}), FACTS)
-    assert entry.eps_claimed is None
-    assert entry.eps_record == math.inf
-
-
-def test_mechanisms_survive_the_way_through_json() -> None:
-    mechanism = SignPerturbation(of="weights", keep=0.7, low=1.0, high=3.0)
-    assert Mechanism.from_dict(mechanism.to_dict()) == mechanism
+def test_an_unknown_mechanism_of_a_record_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown mechanism"):
         Mechanism.from_dict({"kind": "Magic"})
 

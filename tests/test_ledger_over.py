@@ -131,30 +131,3 @@ def test_members_of_a_composed_defense_are_varied_by_their_names(registry: Regis
         over={"selective_shield.noise_multiplier": [1.0, 2.0]},
     )
     assert len(accounts) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--over", "chek_in=0.1,1"), "Unknown setting of ms_pafl or fact 'chek_in'. Did you mean"),
-        (("--over", "delta=0.1,0.2"), "write settings.delta or facts.delta"),
-        (("--over", "rounds=10"), "at least two values, got 'rounds=10'"),
-        (("--over", "rounds"), "at least two values, got 'rounds'"),
-        (("--over", "rounds=1,1,2"), "--over rounds names a value twice, got '1,1,2'"),
-        (("--over", "rounds=1,2", "--over", "rounds=3,4"), "--over rounds is given twice"),
-        (
-            ("--over", "rounds=1,many"),
-            "fact rounds of the ledger: input should be a valid integer, got 'many'",
-        ),
-        (("--over", "rounds=1,0"), "fact rounds must be >= 1, got 0"),
-        (("--over", "check_in=0.1,2"), "check_in must lie in [0, 1]"),
-    ],
-)
-def test_what_cannot_be_varied_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, text = leakbench("ms_pafl", "--set", "epsilon=1", *arguments, columns=400)
-    assert code == 2
-    assert problem in text
-    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from bench.errors import UserError
 from bench.records.files import ARCHIVE
 from bench.report.files import Files
 from tests.small_folders import SUITE, call, go, said
+from tests.test_merge import edit
 
 TWO = SUITE.replace("victims = 2", "victims = 3").replace(
     'defenses = [{ name = "none" }]',
@@ -134,15 +135,6 @@ def other_settings(record_too: bool) -> Lie:
         if record_too:
             change = setting("inputs", "settings", "noise_multiplier", to=100.0)
             told(change, "train", defense="gaussian")(folder)
-
-    return lie
-
-
-def of_run(change: Callable[[Record], None]) -> Lie:
-    def lie(folder: Path) -> None:
-        run = json.loads((folder / "run.json").read_text())
-        change(run)
-        (folder / "run.json").write_text(json.dumps(run))
 
     return lie
 
@@ -381,7 +373,7 @@ def test_a_suite_that_takes_a_shipped_ones_name_and_version_is_said_to_be_anothe
 
     folder = Path(shutil.copytree(sound / "made", tmp_path / "results" / "made"))
     version = read_suite("quick").version
-    of_run(lambda r: r["suite"].update(name="quick", version=version))(folder)
+    edit(folder, lambda r: r["suite"].update(name="quick", version=version))
     title = f"quick v{version} (changed: "
     assert Files(folder).text("md").startswith(f"# {title}")
     assert title in Files(folder).text("html")
@@ -389,5 +381,5 @@ def test_a_suite_that_takes_a_shipped_ones_name_and_version_is_said_to_be_anothe
     assert title in said(call("verify", folder))
     assert call("site", folder.parent, "--out", tmp_path / "site").exit_code == 0
     assert f"v{version} (changed: " in (tmp_path / "site" / "index.html").read_text()
-    of_run(lambda r: r["suite"].update(version=version + 1))(folder)
+    edit(folder, lambda r: r["suite"].update(version=version + 1))
     assert "(changed" not in Files(folder).text("md")

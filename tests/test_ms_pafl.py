@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.contract.defense import Client, Server
-from bench.contract.events import Facts
-from bench.contract.messages import SERVER, Message, Part
+from bench.api import SERVER, Client, Facts, Message, Part, Server
 from bench.data import load_dataset
 from bench.data.dataset import Dataset
 from bench.privacy.gaussian import exact_gaussian_epsilon
@@ -20,7 +18,7 @@ from bench.registry import discover
 from bench.seeding import generator
 from defenses import ms_pafl_theorems as theorems
 from defenses.ms_pafl import MSPAFL, check_in_table, private_coordinates
-from tests.conftest import context_for, federation_of, network_for, seen_under
+from tests.conftest import context_for, federation_of, network_for, require, seen_under
 from tests.docs_modules import formulas
 from tests.oracle import assert_reference, reference_cases
 from tests.oracle import ms_pafl as oracle
@@ -130,8 +128,7 @@ def test_only_the_public_half_is_clipped_noised_and_sent() -> None:
     """The norm is the public half's; the noise has Lemma 1's std."""
     half, defense = 20_000, MSPAFL(epsilon=1.0, clip_norm=2.0)
     part = sent(defense, torch.cat([torch.full((half,), 50.0), torch.full((half,), 3.0)]))
-    assert part.present is not None
-    assert part.present.tolist() == [False] * half + [True] * half
+    assert require(part.present).tolist() == [False] * half + [True] * half
     assert bool((part.values[:half] == 0).all())
     std = 2 * 2.0 * math.sqrt(2 * math.log(1.25 / 1e-4)) / 1.0
     assert defense.std == pytest.approx(std)
@@ -178,8 +175,7 @@ def test_nu_is_the_chance_that_somebody_checks_in_and_off_by_default() -> None:
     assert plain.aggregate(server, messages) is None
     assert "aggregate" not in plain.owns
     corrected = MSPAFL(epsilon=0.5, check_in="0.1,0.9", nu_clients=2)
-    averaged = corrected.aggregate(server, messages)
-    assert averaged is not None
+    averaged = require(corrected.aggregate(server, messages))
     assert averaged["w"].tolist() == pytest.approx([1.5 / 0.91, 7.0])
 
 

@@ -30,7 +30,7 @@ from defenses.mask_crypt import MaskCrypt
 from defenses.noise import GaussianUpdate
 from defenses.quantise import Quantise
 from defenses.secure_aggregation import SecureAggregation
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 
 GROUPS = ((2, 12), (12, 21), (21, 29), (29, 34))
 
@@ -125,8 +125,7 @@ def test_what_does_not_reproduce_the_gradient_fails(table: Dataset) -> None:
     (upload,) = seen.of(seen.clients[0], "update")
     for part in upload.parts.values():
         part.values.mul_(0.5)  # a sum of halved errors, which no softmax has
-    failed = Analytic().run(seen, ctx).failed
-    assert failed is not None
+    failed = require(Analytic().run(seen, ctx).failed)
     assert failed.tolist() == [True, False, False, False]
 
 
@@ -245,10 +244,8 @@ def test_noise_that_hides_categories_leaves_the_public_mean(table: Dataset, nois
     defense = GaussianUpdate(clip_norm=1.0, noise_multiplier=noise)
     seen, _, ctx = observed(table, defense, model="mlp3", batch=4)
     answer = CocktailParty().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.all()
-    assert answer.images is not None
-    assert torch.equal(answer.images[0, 0], table.aux_x.double().mean(dim=0).float())
+    assert require(answer.failed).all()
+    assert torch.equal(require(answer.images)[0, 0], table.aux_x.double().mean(dim=0).float())
 
 
 def test_a_category_without_public_records_joins_the_group_that_lacks_it() -> None:
@@ -287,8 +284,7 @@ def test_summed_over_numbers_stay_within_the_public_range(table: Dataset) -> Non
     seen, _, ctx = observed(table, batch=4, clients=4)
     public = ctx.aux_x.clone()
     public[:, :2] *= 0.2  # the victims' numbers lie beyond
-    images = Tabular().run(seen, replace(ctx, aux_x=public)).images
-    assert images is not None
+    images = require(Tabular().run(seen, replace(ctx, aux_x=public)).images)
     low, high = public.aminmax(dim=0)
     assert bool(((images >= low - 1e-6) & (images <= high + 1e-6)).all())
 

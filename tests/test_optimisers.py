@@ -1,5 +1,7 @@
 """The attacks' optimisers: L-BFGS and signed Adam on many problems at once."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,45 +48,44 @@ def test_lbfgs_solves_every_problem_of_a_batch() -> None:
     assert int(found.evaluations.max()) < 200
 
 
+SPREAD = 1 + starts(12, 16, 7) / 10 ** torch.arange(12.0, dtype=DOUBLE)[:, None].div(3)
+"""Starts of which some are solved soon and some late; bit for bit alike whatever the batch, since
+rows of 16 numbers lie alike in memory."""
+
+
+def assert_frozen(
+    monkeypatch: pytest.MonkeyPatch, find: Callable[[], Minimum], *, every: int
+) -> None:
+    """What stopped is frozen until the host looks, here always or once in so many steps."""
+    found = []
+    for interval in (1, every):
+        monkeypatch.setattr(optimisers, "look_interval", lambda device, n=interval: n)
+        found.append(find())
+    always, seldom = found
+    assert len(always.evaluations.unique()) > 3
+    for name in ("x", "loss", "evaluations"):
+        assert torch.equal(getattr(always, name), getattr(seldom, name)), name
+
+
 @pytest.mark.parametrize("every", [3, 8])
 @pytest.mark.parametrize("phases", [1, 2])
 def test_a_problem_that_stopped_is_frozen_until_the_host_looks(
     every: int, phases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit: rows of 16 numbers lie alike in memory whatever the batch."""
-    start = 1 + starts(12, 16, 7) / 10 ** torch.arange(12.0, dtype=DOUBLE)[:, None].div(3)
-
-    def found(look_every: int) -> Minimum:
-        monkeypatch.setattr(optimisers, "look_interval", lambda device: look_every)
-        kinds = (torch.float32, DOUBLE)[-phases:]
-        stop = torch.full((12,), 1e-12, dtype=DOUBLE)
-        return minimise(
-            [Phase(evaluate=rosenbrock, stop=stop, dtype=d) for d in kinds], start,
-            max_evaluations=60, history=8,
-        )  # fmt: skip
-
-    always, seldom = found(1), found(every)
-    assert len(always.evaluations.unique()) > 3
-    for name in ("x", "loss", "evaluations"):
-        assert torch.equal(getattr(always, name), getattr(seldom, name)), name
+    kinds = (torch.float32, DOUBLE)[-phases:]
+    stop = torch.full((12,), 1e-12, dtype=DOUBLE)
+    each = [Phase(evaluate=rosenbrock, stop=stop, dtype=d) for d in kinds]
+    assert_frozen(
+        monkeypatch, lambda: minimise(each, SPREAD, max_evaluations=60, history=8), every=every
+    )
 
 
 def test_signed_adam_freezes_what_stopped_until_the_host_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start = 1 + starts(12, 16, 7) / 10 ** torch.arange(12.0, dtype=DOUBLE)[:, None].div(3)
-
-    def found(look_every: int) -> Minimum:
-        monkeypatch.setattr(optimisers, "look_interval", lambda device: look_every)
-        return descend(
-            Phase(evaluate=rosenbrock, stop=torch.full((12,), 5.0), dtype=DOUBLE), start, steps=50,
-            lr=0.05, signed=True, low=-3.0, high=3.0,
-        )  # fmt: skip
-
-    always, seldom = found(1), found(8)
-    assert len(always.evaluations.unique()) > 3
-    for name in ("x", "loss", "evaluations"):
-        assert torch.equal(getattr(always, name), getattr(seldom, name)), name
+    phase = Phase(evaluate=rosenbrock, stop=torch.full((12,), 5.0), dtype=DOUBLE)
+    adam = {"steps": 50, "lr": 0.05, "signed": True, "low": -3.0, "high": 3.0}
+    assert_frozen(monkeypatch, lambda: descend(phase, SPREAD, **adam), every=8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

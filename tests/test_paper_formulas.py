@@ -2,13 +2,10 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.contract.events import Facts
 from bench.registry import Registry
 from tests.docs_modules import formulas as module
@@ -48,7 +45,6 @@ def test_each_paper_prints_formulas_with_a_sentence_on_what_holds(
 
 STD = math.sqrt(16 / 255)
 REFERENCE: tuple[tuple[str, Facts, dict[str, Any], str, float | None, float | None], ...] = (
-    ("spm", FACTS, {}, "Eq. A17", 0.601337, 0.636279),
     ("spm", FACTS, {}, "Theorem 1", None, 0.869892),
     ("pm_sfl", Facts(parameters=1, rounds=100, local_steps=5), {"noise": "smashed", "clip": 0.1},
      "Theorem 2", 0.934702, 500.0),
@@ -56,8 +52,6 @@ REFERENCE: tuple[tuple[str, Facts, dict[str, Any], str, float | None, float | No
      13.7449),
     ("dp_cutmix", FACTS, {"smashed_std": STD, "label_std": STD}, "Eq. 6", 2.86875, 33.2695),
     ("selective_shield", FACTS, {}, "Lemma 2, 3", 8.07836, None),
-    ("ms_pafl", Facts(parameters=1, clients=100, batch=10, records=50), {"check_in": 0.1},
-     "Eq. 20 (Corollary 1)", 0.0480116, None),
 )  # fmt: skip
 
 
@@ -67,7 +61,7 @@ def test_printed_and_real_values_are_those_of_the_reference(
     value: float | None, really: float | None,
 ) -> None:  # fmt: skip
     """CLAIMS: SPM at 1.9; PM-SFL's Theorem 2 at d = 1 and 3b at d = 100; Eq. 6 at n = 10, T = 10
-    rounds of sigma = 2; MS-PAFL's Corollary 1 at p = .1, q = .2."""
+    rounds of sigma = 2."""
     formula = by_equation(formulas(registry, name, facts, **settings), equation)
     assert value is None or formula.value == pytest.approx(value, rel=1e-5)
     assert really is None or formula.really == pytest.approx(really, rel=1e-5)
@@ -118,24 +112,3 @@ def test_the_script_prints_formulas_as_text_and_json() -> None:
     over = module.main(["ms_pafl", "--set", "epsilon=1", "--over", "rounds=1,2"]).splitlines()
     assert over[0].startswith("rounds | claimed epsilon")
     assert [line.split(" | ")[0] for line in over[1:]] == ["1", "2"]
-
-
-def leakbench(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
-    return result.exit_code, " ".join((result.stdout + result.stderr).split())
-
-
-def test_facts_that_a_plugin_refuses_are_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "picky.py"
-    file.write_text(
-        "from bench.api import Defense\n"
-        "class Picky(Defense):\n"
-        "    def guarantee(self, facts):\n"
-        "        raise ValueError(f'rounds must be even, got {facts.rounds}.')\n"
-    )
-    code, text = leakbench(
-        "ledger", "picky", "--plugin", str(file), "--facts", "parameters=1,rounds=3"
-    )
-    assert code == 2
-    refusal = "leakbench: picky has no ledger at these facts: rounds must be even, got 3."
-    assert text == f"Runs {file} with your rights. {refusal}"

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attacks.engine.observation import gradient_estimate, parse_view
+from bench.api import Facts, Mechanism, Message, Part, State
 from bench.contract.defense import Server, unmet
-from bench.contract.events import Facts
-from bench.contract.mechanisms import Mechanism
-from bench.contract.messages import Message, Part, State
 from bench.data.dataset import Dataset
 from bench.seeding import generator
 from defenses.pm_sfl import PMSFL, collapse_probability, rank_changes

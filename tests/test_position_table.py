@@ -19,7 +19,7 @@ from bench.protocols.observe import Truth
 from bench.seeding import generator
 from defenses.fedml_he import FedMLHE
 from defenses.noise import GaussianUpdate
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 from tests.uploads import error
 
 TIMM = {"mean": 0.4, "std": 0.25, "img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 1,
@@ -53,8 +53,7 @@ def test_the_table_gives_the_image_through_a_clip(
 def test_layer_norm_leaves_a_rank_less_than_the_width(photos: Dataset) -> None:
     seen, _, ctx = observed(photos, dim=16)
     answer = Analytic().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.all()
+    assert require(answer.failed).all()
     assert answer.notes == ("position table: rank 15 for 16 patches",)
 
 
@@ -63,15 +62,13 @@ def test_a_class_token_and_standardised_samples_change_nothing(photos: Dataset) 
     assert find_table(seen) is not None
     answer = Analytic().run(seen, ctx)
     assert error(answer, truth) < 1e-9
-    left = Likelihood().unexplained(seen, ctx, answer)
-    assert left is not None
+    left = require(Likelihood().unexplained(seen, ctx, answer))
     assert float(left.max()) < EXPLAINED  # so that a cascade spares them
 
 
 def test_hidden_coordinates_drop_equations(photos: Dataset) -> None:
     seen, truth, ctx = observed(photos, dim=64)
-    names = find_table(seen)
-    assert names is not None
+    names = require(find_table(seen))
     rng, messages = generator(0, "hidden"), []
     for message in seen.messages:
         parts = dict(message.parts)
@@ -94,13 +91,11 @@ def test_partly_encrypted_uploads_give_their_image(photos: Dataset) -> None:
 
 def test_a_table_that_is_not_added_to_the_patches_is_noticed(photos: Dataset) -> None:
     seen, _, ctx = observed(photos)
-    names = find_table(seen)
-    assert names is not None
+    names = require(find_table(seen))
     for message in seen.of(seen.clients[0], "update"):
         message.parts[names[1]].values.mul_(2)
     answer = Analytic().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.tolist() == [True, False, False]
+    assert require(answer.failed).tolist() == [True, False, False]
     assert answer.notes == ("position table: rank 0 for 16 patches",)
 
 

@@ -22,7 +22,7 @@ from defenses.noise import GaussianUpdate, LaplaceUpdate
 from defenses.quantise import Quantise
 from defenses.splitfed import SplitFedDP
 from defenses.spm import SPM
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 from tests.matchers import evidence_for
 from tests.test_releases import at_init, context, similarity, uploads
 
@@ -133,8 +133,7 @@ def test_draws_have_the_mean_and_covariance_of_a_linear_posterior() -> None:
     for _ in range(16):
         part, spent = draw_samples([message], prior, start, labels, 0, rng, numbers_each=1)
         assert spent == 13  # the start, and a step along each direction
-        assert part is not None
-        parts.append(part.flatten(1))
+        parts.append(require(part).flatten(1))
     drawn = torch.cat(parts)
     covariance = prior.covariances.of(0 if prior.own else None)
     precision = covariance.inverse() + rows.mT @ rows / std**2
@@ -190,8 +189,7 @@ def test_public_samples_that_tell_nothing_leave_a_finite_answer(digits: Dataset,
     few = {"aux_x": ctx.aux_x[:5], "aux_y": ctx.aux_y[:5]}
     equal = {"aux_x": ctx.aux_x[:1].expand_as(ctx.aux_x)}
     answer = IDLG().run(seen, replace(ctx, budget=20, **(few if aux == "few" else equal)))
-    assert answer.images is not None
-    assert bool(answer.images.isfinite().all())
+    assert bool(require(answer.images).isfinite().all())
 
 
 def test_means_of_few_samples_lie_as_near_to_the_classes_as_the_posterior_mean() -> None:
@@ -224,5 +222,4 @@ def test_a_class_without_public_images_is_read_under_noise(
     known = digits.aux_y != truth.y[0, 0]
     data = replace(digits, aux_x=digits.aux_x[known], aux_y=digits.aux_y[known])
     answer = IDLG().run(seen, context(data, network, GAUSSIAN, seen, budget=40))
-    assert answer.labels is not None
-    assert answer.labels[0, 0] == truth.y[0, 0]
+    assert require(answer.labels)[0, 0] == truth.y[0, 0]

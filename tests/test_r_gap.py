@@ -19,7 +19,7 @@ from bench.protocols.observe import Truth
 from bench.seeding import generator
 from defenses.noise import GaussianUpdate
 from tests import cnn6
-from tests.conftest import context_for, seen_under
+from tests.conftest import context_for, require, seen_under
 from tests.uploads import error
 
 FILE = Path(cnn6.__file__).relative_to(Path.cwd())
@@ -60,8 +60,7 @@ def test_other_chains_give_their_image(photos: Dataset, settings: dict[str, Any]
     seen, truth, ctx = observed(photos, **settings)
     answer = RGAP().run(seen, ctx)
     assert error(answer, truth) < 1e-10
-    left = Likelihood().unexplained(seen, ctx, answer)
-    assert left is not None
+    left = require(Likelihood().unexplained(seen, ctx, answer))
     assert float(left.max()) < EXPLAINED  # so that a cascade spares them
 
 
@@ -92,8 +91,7 @@ def test_equations_that_contradict_each_other_are_noticed(photos: Dataset) -> No
     for message in seen.of(seen.clients[0], "update"):
         message.parts[name].values.mul_(3)
     answer = RGAP().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.tolist() == [True, False]
+    assert require(answer.failed).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -111,10 +109,8 @@ def test_a_victim_that_shows_nothing_is_failed(photos: Dataset, hide: bool) -> N
                 parts[name] = Part(values=empty * torch.nan, present=empty.bool())
         messages.append(message.with_parts(parts))
     answer = RGAP().run(replace(seen, messages=tuple(messages)), ctx)
-    assert answer.failed is not None
-    assert answer.failed.tolist() == [True, False]
-    assert answer.images is not None
-    assert torch.allclose(answer.images[1], truth.x[1], atol=1e-4)
+    assert require(answer.failed).tolist() == [True, False]
+    assert torch.allclose(require(answer.images)[1], truth.x[1], atol=1e-4)
 
 
 def test_too_few_equations_are_noticed(photos: Dataset) -> None:
@@ -122,8 +118,7 @@ def test_too_few_equations_are_noticed(photos: Dataset) -> None:
     does not make up for it."""
     seen, _, ctx = observed(photos, layers=1, channels=0.25)
     answer = RGAP().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.all()
+    assert require(answer.failed).all()
     rank = int(answer.notes[0].split("rank ")[1].split()[0])
     assert rank < 768
 
@@ -140,8 +135,7 @@ def test_too_few_equations_are_noticed(photos: Dataset) -> None:
 def test_it_hands_over(photos: Dataset, settings: dict[str, Any], reason: str) -> None:
     seen, _, ctx = observed(photos, **settings)
     answer = RGAP().run(seen, ctx)
-    assert answer.failed is not None
-    assert answer.failed.all()
+    assert require(answer.failed).all()
     assert reason in answer.notes[0]
 
 

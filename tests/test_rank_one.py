@@ -12,7 +12,7 @@ from bench.toolkit.images import ssim
 from defenses.fedml_he import FedMLHE, ranks
 from defenses.mask_crypt import MaskCrypt
 from defenses.selective_shield import SelectiveShield
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 
 
 def test_the_order_of_products_gives_their_factors() -> None:
@@ -48,8 +48,7 @@ def test_cells_in_the_open_give_their_columns_and_public_samples_the_rest(bias_s
     present = draws.uniform(size=gradient.shape) < 0.1
     present[:, 30:40] = False
     present[:, 40] &= bias_sent
-    answer = complete_inputs(gradient, present, public)
-    assert answer is not None
+    answer = require(complete_inputs(gradient, present, public))
     if bias_sent:  # the cells fix the factor too
         np.testing.assert_allclose(answer[:30], x[:30], rtol=1e-6)
         by_mean = np.abs(public.mean(axis=0) - x)[30:].mean()
@@ -90,10 +89,8 @@ def test_mask_crypts_priority_lists_give_away_the_sample_that_it_encrypts(
     assert set(rankings(seen)) == set(seen.clients)
     assert Analytic().applies(seen) is None
     answer = Analytic().run(seen, context_for(digits, network, defense))
-    assert answer.images is not None
-    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.95
-    assert answer.failed is not None
-    assert not answer.failed.any()
+    assert float(ssim(require(answer.images)[:, 0], truth.x[:, 0]).mean()) > 0.95
+    assert not require(answer.failed).any()
 
 
 @pytest.mark.parametrize("defense", [FedMLHE(share=0.5), SelectiveShield(tau=0.05)])

@@ -25,7 +25,6 @@ from bench.protocols.settings import ProtocolSettings, ThreatSettings, rounds_to
 from bench.records import AttackRecord, DoubledRun
 from bench.report.leaderboard import rows
 from bench.sandbox.stage import play_round
-from bench.suite import read_suite
 from defenses.spm import SPM
 from tests.conftest import Run, federation_of, network_for
 
@@ -250,20 +249,3 @@ def test_one_view_is_exported_and_scored(
     assert again.answers[0].figures == found.answers[0].figures
     other = score_files(store.folder, cell, [save], Environment(), 0)
     assert other.answers[0].figures != found.answers[0].figures
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('name = "ilrg"', 'name = "ilrg"\ncheckpoints = ["training"]', "observes init, final"),
-        ('checkpoints = ["init", "final"]', 'checkpoints = ["training"]', "needs a threat whose"),
-        ("victims = 2", 'work = "as_trained"\nvictims = 2', "leave victims out"),
-        ("victims = 2", 'work = "as_trained"\nmode = "eval"', "leave mode out"),
-        ("victims = 2", 'work = "trained"', '"as_trained" observes rounds of the training'),
-    ],
-)
-def test_a_suite_that_contradicts_itself_is_refused(
-    tiny: Callable[..., Path], old: str, new: str, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        read_suite(str(tiny(**{old: new})))

@@ -1,4 +1,4 @@
-"""Settings that the shipped defenses refuse, each with one sentence that names it."""
+"""Settings that the shipped plugins refuse, each with one sentence that names it."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.errors import UserError
-from bench.registry import Registry
+from bench.registry import PluginKind, Registry
 from tests.conftest import require
 
 NOISE: dict[str, Any] = {"noise_multiplier": 1.0, "clip_norm": 1.0}
@@ -142,14 +142,29 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+BY_ATTACKS: list[tuple[str, dict[str, Any], str]] = [
+    ("decoder", {"steps": -1}, "steps must be >= 0"),
+    ("dlg", {"history": 0}, "history"),
+    ("ilrg", {"shrink": -1.0}, "shrink must be >= 0"),
+    ("ilrg", {"refine": -1}, "refine must be >= 0"),
+    ("inverting_gradients", {"restarts": -1}, "restarts must be >= 0"),
+    ("inverting_gradients", {"lr": 0.0}, "lr must be > 0"),
+    ("inverting_gradients", {"total_variation": -1.0}, "total_variation must be >= 0"),
+    ("ridge", {"rows": 0}, "rows must be >= 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "message"),
+    [*(("defense", *case) for case in REFUSED), *(("attack", *case) for case in BY_ATTACKS)],
+)
 def test_a_bad_setting_is_refused_by_the_class(
-    registry: Registry, name: str, changes: dict[str, Any], message: str
+    registry: Registry, kind: PluginKind, name: str, changes: dict[str, Any], message: str
 ) -> None:
-    made = require(registry.get("defense", name).cls)
+    made = require(registry.get(kind, name).cls)
     with pytest.raises(ValueError, match=message) as refused:
         made(**{**GIVEN.get(name, {}), **changes})
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError):  # by the constructor, or before by a setting's type
-        registry.defense(name, {**GIVEN.get(name, {}), **changes})
+        getattr(registry, kind)(name, {**GIVEN.get(name, {}), **changes})

@@ -12,9 +12,9 @@ from bench import suite as suites
 from bench.errors import UserError
 from bench.harness.merge import merge
 from bench.harness.plan import expand
-from bench.records import Run, to_json
+from bench.records import Run
 from bench.report import leaderboard
-from tests.test_merge import small_suite, write_part
+from tests.test_merge import edit, small_suite, write_part
 
 NONE: dict[str, Any] = {"name": "none"}
 TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp_spm"}
@@ -103,13 +103,6 @@ def test_a_suites_copy_with_repeats_is_refused_by_the_python_api(tmp_path: Path)
 # --- folders that are read ------------------------------------------------------------------------
 
 
-def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    run = json.loads((folder / "run.json").read_text())
-    change(run)
-    (folder / "run.json").write_text(to_json(run))
-    return folder
-
-
 def counts(folder: Path) -> list[tuple[str, tuple[int, ...], dict[str, int]]]:
     """Setting, seeds and victims per attack of every row."""
     rows = leaderboard.rows(folder)
@@ -131,7 +124,7 @@ def test_an_older_run_with_repeats_loads_and_counts_every_victim_once(tmp_path: 
     folder = write_part(tmp_path / "p")
     before = leaderboard.rows(folder)
     assert counts(folder)[0][1:] == ((0, 1), {"ilrg": 4, "prior_only": 4})
-    edited(folder, as_an_older_run)
+    edit(folder, as_an_older_run)
     assert leaderboard.rows(folder) == before
     merge([folder, folder], tmp_path / "out")
     assert leaderboard.rows(tmp_path / "out") == before
@@ -170,7 +163,7 @@ def test_one_record_is_not_read_as_two_seeds_nor_two_as_one(tmp_path: Path) -> N
         (a_seed_has_two_records, "a second record"),
         (a_cell_has_two_records, "a second record"),
     )):  # fmt: skip
-        folder = edited(write_part(tmp_path / str(number)), change)
+        folder = edit(write_part(tmp_path / str(number)), change)
         with pytest.raises(UserError, match=sentence):
             Run.read(folder)
         with pytest.raises(UserError, match=sentence):

@@ -28,7 +28,6 @@ from tests.made_rows import (
     page,
     row,
 )
-from tests.small_folders import leakbench
 
 # --- pictures ---------------------------------------------------------------------------------
 
@@ -174,11 +173,6 @@ def test_a_folder_without_artifacts_says_so(folder: Path, tmp_path: Path) -> Non
 
 
 # --- the command ------------------------------------------------------------------------------
-
-
-def test_a_bad_format_of_report_gets_one_sentence(folder: Path) -> None:
-    code, text = leakbench("report", folder, "--format", "htm")
-    assert (code, "Did you mean 'html'" in text) == (2, True)
 
 
 # --- the wall of strips -----------------------------------------------------------------------

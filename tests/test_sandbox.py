@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from bench.api import Client, Defense, Facts, GaussianNoise, Local, Message, Part
 from bench.cli import app
 from bench.contract.compose import Composed
-from bench.contract.defense import Client, Defense, Local
-from bench.contract.events import Facts
 from bench.contract.hooks import BY_NAME, HOOKS, ROLES, overrides
-from bench.contract.mechanisms import GaussianNoise
-from bench.contract.messages import Message, Part
 from bench.harness.train import _audit
 from bench.records.outcomes import AuditFailure
 from bench.sandbox.audit import audit
 from bench.sandbox.hooked import HookError, PluginFault, WrongAnswer, guard
 from bench.sandbox.stage import client_alone, train_alone
 from bench.seeding import generator
+from tests.conftest import require
 
 # --- the table ------------------------------------------------------------------------------------
 
@@ -105,8 +103,7 @@ class OwnsBatch(Defense):
 def test_a_role_is_its_owners_wherever_it_stands() -> None:
     client = client_alone(generator(0))
     for members in ({"a": OwnsBatch(), "b": Adds(1)}, {"b": Adds(1), "a": OwnsBatch()}):
-        batch = Composed(members).batch(client, 2)
-        assert batch is not None
+        batch = require(Composed(members).batch(client, 2))
         assert batch.tolist() == [0, 1]
     assert Composed({"b": Adds(1)}).batch(client, 2) is None
 

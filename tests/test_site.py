@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -15,13 +14,13 @@ from bench.errors import UserError
 from bench.records import read_json
 from bench.records.submitted import digest_of, verification_path
 from bench.registry import Registry, discover
-from bench.report import site
+from bench.report import leaderboard, site
 from bench.report.files import Files
-from bench.report.leaderboard import load
 from bench.report.subjects import subjects
 from tests.small_folders import leakbench
 
 RESULTS = Path(__file__).parents[1] / "results"
+load = cache(leaderboard.load)
 
 
 @cache
@@ -210,25 +209,6 @@ def test_an_earlier_site_is_replaced_and_other_folders_are_left_alone(tmp_path: 
     assert code == 2
     assert "must be a new folder, an empty one or an earlier site" in text
     assert (other / "index.html").read_text() == "<html>mine</html>"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: p / "absent", "no such folder of results"),
-        (lambda p: p, "holds no result folder of leakbench (no run.json)"),
-        (lambda p: (p / "run.json").write_text("{") and p, "is no readable JSON"),
-        (lambda p: (p / "run.json").write_text("{}") and p, "must hold a suite and its trainings"),
-    ],
-)
-def test_what_is_no_result_is_named_in_one_sentence(
-    make: Callable[[Path], Path], message: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    code, text = leakbench("site", str(make(folder)), "--out", str(tmp_path / "site"))
-    assert (code, message in text) == (2, True), text
-    assert not (tmp_path / "site").exists()
 
 
 def test_a_site_inside_of_its_results_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bench.contract.defense import Defense
 from bench.data.dataset import Dataset
 from bench.protocols.observe import Truth
 from defenses.sparsifiers import TopK
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 from tests.test_published_figures import errors
 
 
@@ -44,9 +44,7 @@ def test_of_one_step_it_is_inverting_gradients(digits: Dataset) -> None:
         attack.run(seen, play(digits, budget=20, batch=2)[2])
         for attack in (SME(), InvertingGradients())
     )
-    assert one.images is not None
-    assert other.images is not None
-    assert torch.equal(one.images, other.images)
+    assert torch.equal(require(one.images), require(other.images))
 
 
 def test_the_true_images_suit_one_step_between_both_ends_and_three_steps_better(
@@ -72,8 +70,7 @@ def test_hidden_coordinates_stay_as_broadcast(digits: Dataset) -> None:
     defense = TopK(keep=0.2)
     seen, _, ctx = play(digits, defense, budget=5, batch=2, local_steps=2, local_epochs=2)
     answer = SME().run(seen, ctx)
-    assert answer.failed is not None
-    assert not answer.failed.any()
+    assert not require(answer.failed).any()
     evidence = Evidence(parse_view(seen), ctx, dtype=torch.float32, distance="cosine", steps=1)
     assert evidence.uploads is not None
     assert evidence.uploads.shift is not None

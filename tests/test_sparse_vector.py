@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bench.contract.events import Facts
-from bench.contract.messages import Message
+from bench.api import Facts, Message
 from bench.privacy.ledger import account
 from bench.seeding import generator
 from defenses.sparse_vector import CensoredLaplace, SparseVector

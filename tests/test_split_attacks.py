@@ -29,8 +29,10 @@ from defenses.dp_cutmix import DPCutMix
 from defenses.noise import GaussianUpdate
 from defenses.pm_sfl import PMSFL
 from defenses.splitfed import SplitFedDP, SplitFedPM
-from tests.conftest import context_for, network_for, rehearsing_context, seen_under
+from tests.conftest import context_for, network_for, rehearsing_context, require, seen_under
 from tests.matchers import evidence_for
+from tests.test_ilrg import counts_of
+from tests.test_releases import similarity
 from tests.test_shipped_plugins_conform import DEFENSES
 
 
@@ -58,10 +60,8 @@ def test_split_label_reads_every_label_of_an_undefended_client(
     attack = SplitLabel()
     assert attack.applies(seen) is None
     answer = attack.run(seen, context_for(digits, network, Defense()))
-    assert answer.labels is not None
-    assert torch.equal(answer.labels, truth.y)
-    assert answer.label_counts is not None
-    assert torch.equal(answer.label_counts.sum(dim=1), torch.full((8,), batch))
+    assert torch.equal(require(answer.labels), truth.y)
+    assert torch.equal(require(answer.label_counts).sum(dim=1), torch.full((8,), batch))
     assert answer.notes == ()
 
 
@@ -76,8 +76,7 @@ def test_split_label_says_when_it_cannot_know(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = split_under(digits, network, NoisesSlope(), batch=8)
     answer = SplitLabel().run(seen, context_for(digits, network, NoisesSlope()))
-    assert answer.labels is not None
-    assert float((answer.labels == truth.y).double().mean()) < 0.4
+    assert float((require(answer.labels) == truth.y).double().mean()) < 0.4
     assert "uncertain" in answer.notes[0]
 
 
@@ -98,19 +97,15 @@ def test_labels_in_the_clear_are_disclosed_and_noised_ones_decoded(digits: Datas
 
     seen, truth = split_under(digits, network, NoisesLabels(), labels="shared", batch=8)
     assert ILRG().applies(seen) is None
-    answer = ILRG().run(seen, context_for(digits, network, Defense()))
-    assert answer.label_counts is not None
-    right = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
-    assert torch.equal(answer.label_counts, right)
+    found = ILRG().run(seen, context_for(digits, network, Defense())).label_counts
+    assert torch.equal(require(found), counts_of(truth.y, 10))
 
 
 def test_ilrg_reads_the_private_heads_update(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = split_under(digits, network, batch=8)
-    answer = ILRG().run(seen, context_for(digits, network, Defense()))
-    assert answer.label_counts is not None
-    right = torch.nn.functional.one_hot(truth.y, 10).sum(dim=1)
-    assert torch.equal(answer.label_counts, right)
+    found = ILRG().run(seen, context_for(digits, network, Defense())).label_counts
+    assert torch.equal(require(found), counts_of(truth.y, 10))
 
 
 @pytest.mark.parametrize("attack", [DLG(restarts=0), IDLG(restarts=0)])
@@ -133,8 +128,7 @@ def test_smashed_data_gives_a_whole_batch_away(digits: Dataset) -> None:
     network = network_for(digits)
     seen, truth = split_under(digits, network, batch=4, clients=2)
     answer = IDLG(restarts=0).run(seen, context(digits, network, seen))
-    assert answer.images is not None
-    similar = ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1))
+    similar = ssim(require(answer.images).flatten(0, 1), truth.x.flatten(0, 1))
     assert float((similar > 0.9).double().mean()) == 1.0
 
 
@@ -144,10 +138,7 @@ def test_smashed_data_gives_a_whole_batch_away(digits: Dataset) -> None:
 def test_learned_inverters_beat_the_floor_on_smashed_data(digits: Dataset, attack: Any) -> None:
     network = network_for(digits)
     seen, truth = split_under(digits, network, batch=4)
-    answer = attack.run(seen, context(digits, network, seen, budget=100))
-    assert answer.images is not None
-    similar = ssim(answer.images.flatten(0, 1), truth.x.flatten(0, 1))
-    assert float(similar.mean()) > 0.9
+    assert similarity(attack, seen, context(digits, network, seen, budget=100), truth) > 0.9
 
 
 @pytest.mark.slow
@@ -156,9 +147,7 @@ def test_the_deeper_the_cut_the_weaker_ridge(digits: Dataset) -> None:
     scores = []
     for cut in ("block1", "block3"):
         seen, truth = split_under(digits, network, cut=cut)
-        answer = Ridge(rows=360).run(seen, context(digits, network, seen))
-        assert answer.images is not None
-        scores.append(float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()))
+        scores.append(similarity(Ridge(rows=360), seen, context(digits, network, seen), truth))
     assert scores[0] >= scores[1]
 
 
@@ -186,9 +175,7 @@ def test_matching_through_masks_allows_for_what_they_leave_unexplained(digits: D
     ]  # fmt: skip
     expected = (torch.stack(drawn) - centre).square().mean()
     assert float(evidence.spread.variance.mean()) == pytest.approx(float(expected), rel=0.15)
-    answer = DLG(restarts=0).run(seen, ctx)
-    assert answer.images is not None
-    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.93
+    assert similarity(DLG(restarts=0), seen, ctx, truth) > 0.93
 
 
 @pytest.mark.parametrize("std", [0.0, 0.1])
@@ -197,9 +184,8 @@ def test_the_own_patches_of_a_mixed_client_are_read(digits: Dataset, std: float)
     network = network_for(digits)
     defense = DPCutMix(patches=16, group=2, clip=1.0, smashed_std=std, label_std=0.0)
     seen, truth = split_under(digits, network, defense, clients=4)
-    answer = IDLG(restarts=0).run(seen, context_for(digits, network, defense, budget=100))
-    assert answer.images is not None
-    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.85
+    ctx = context_for(digits, network, defense, budget=100)
+    assert similarity(IDLG(restarts=0), seen, ctx, truth) > 0.85
 
 
 def test_probabilities_sent_as_they_are_hide_nothing(digits: Dataset) -> None:
@@ -227,8 +213,7 @@ def test_laplace_noise_and_an_l1_clip_on_smashed_data_are_modelled(digits: Datas
     defense = SplitFedDP(epsilon=50.0, smashed_clip=100.0, update_clip=1.0)
     seen, _ = split_under(digits, network, defense)
     ctx = context_for(digits, network, defense)
-    view = split_view(parse_view(seen)[-1], ctx, dtype=torch.float32)
-    assert view is not None
+    view = require(split_view(parse_view(seen)[-1], ctx, dtype=torch.float32))
     assert [type(m).__name__ for m in view.noises] == ["LaplaceNoise"]
     assert view.std == pytest.approx(2**0.5 * 2 * 100.0 / 50.0)
     q = torch.rand(3, 12, 8, 8) - 0.5
@@ -246,9 +231,8 @@ def test_an_update_made_under_drawn_masks_is_not_taken_for_one_of_the_mean_weigh
     noised: SSIM 0.30 and 0.08."""
     network = network_for(digits, "cnn_selective_shield")
     seen, truth = split_under(digits, network, defense, lr=0.1)
-    answer = DLG(restarts=0).run(seen, context_for(digits, network, defense, budget=100))
-    assert answer.images is not None
-    assert float(ssim(answer.images[:, 0], truth.x[:, 0]).mean()) > 0.65
+    ctx = context_for(digits, network, defense, budget=100)
+    assert similarity(DLG(restarts=0), seen, ctx, truth) > 0.65
 
 
 @pytest.mark.slow
@@ -265,9 +249,7 @@ def test_under_drawn_masks_the_judge_knows_the_true_images(
 
     def judged(images: Tensor) -> Tensor:
         answer = Reconstruction(images=images, labels=truth.y)
-        losses = Likelihood().losses(seen, ctx, answer)
-        assert losses is not None
-        return losses
+        return require(Likelihood().losses(seen, ctx, answer))
 
     own, others = judged(truth.x), [judged(truth.x.roll(k, 0)) for k in range(1, 5)]
     assert float(torch.stack([own < other for other in others]).double().mean()) > 0.85
@@ -278,9 +260,7 @@ def test_of_all_images_that_smashed_data_may_be_of_the_likeliest_is_taken(digits
     network = network_for(digits, "vit_small", dim=4)
     noised = GaussianUpdate(noise_multiplier=1.0, clip_norm=1.0)
     seen, truth = split_under(digits, network, noised, cut="embed", clients=3)
-    answer = IDLG().run(seen, context_for(digits, network, noised))
-    assert answer.images is not None
-    assert float(ssim(answer.images, truth.x).mean()) > 0.97
+    assert similarity(IDLG(), seen, context_for(digits, network, noised), truth) > 0.97
 
 
 @pytest.mark.parametrize(

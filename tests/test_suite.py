@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from bench import suite as suites
+from bench.errors import UserError
 from bench.harness.plan import expand
 from tests.small_folders import leakbench
 
@@ -129,13 +130,18 @@ def test_an_attack_under_two_threats_gets_two_columns(tiny: Callable[..., Path])
         ({"local_steps = 1": "local_steps = 1\nlocal_epochs = 1"}, r"needs exactly one"),
         ({'name = "fedavg"': 'name = "fedsgd"'}, r"fedsgd takes one step per round"),
         ({'name = "ilrg"': 'name = "ilrg"\nthreat = "servr"'}, r"Did you mean 'server'"),
+        ({'name = "ilrg"': 'name = "ilrg"\ncheckpoints = ["training"]'}, "observes init, final"),
+        ({'["init", "final"]': '["training"]'}, "needs a threat whose"),
+        ({"victims = 2": 'work = "as_trained"\nvictims = 2'}, "leave victims out"),
+        ({"victims = 2": 'work = "as_trained"\nmode = "eval"'}, "leave mode out"),
+        ({"victims = 2": 'work = "trained"'}, '"as_trained" observes rounds of the training'),
     ],
 )
 def test_wrong_suites_get_one_clear_sentence(
     tiny: Callable[..., Path], replace: dict[str, str], message: str
 ) -> None:
     path = tiny(**replace)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         suites.read_suite(str(path))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.records import Run
 from bench.report import leaderboard
-from tests.small_folders import call, leakbench
+from tests.small_folders import call
 
 WITH_IMAGES = {
     'name = "ilrg"': 'name = "analytic"', '["init", "final"]': '["init"]', "[0.5, 2.0]": "2.0",
@@ -60,22 +60,3 @@ def test_any_value_of_the_suite_can_be_swept(tiny: Callable[..., Path], tmp_path
     lines = list(csv.DictReader((out / "sweep.csv").open()))
     assert {r["setting"] for r in lines} == {"none", "spm(epsilon=0.5)", "spm(epsilon=8)"}
     assert Run.read(out / "defenses.1.settings.epsilon=8").suite.budget == 4
-
-
-@pytest.mark.parametrize(
-    ("over", "said"),
-    [
-        ("threat.rounds", "--over takes key=value,value,..., at least two values"),
-        ("threat.rounds=3", "at least two values, got 'threat.rounds=3'"),
-        ("threat.rounds=1,3,3", "--over threat.rounds names a value twice, got '1,3,3'"),
-        ("threat.round=1,2", "unknown key 'threats.0.round'"),
-        ("threat.rounds=1,50", "observes 50 rounds, but checkpoint final has 2 states"),
-        ("threat.rounds=1,2 --figures pgn", "png"),
-    ],
-)
-def test_a_sweep_that_cannot_be_is_refused_before_any_work(
-    tiny: Callable[..., Path], tmp_path: Path, over: str, said: str
-) -> None:
-    code, text = leakbench("sweep", tiny(), "--over", *over.split(), "--out", tmp_path / "out")
-    assert (code, said in text) == (2, True), text
-    assert not (tmp_path / "out").exists()

@@ -24,6 +24,9 @@ class Picky(Defense):
             raise ValueError(f"share must be <= 1, got {share}.")
         if share < 0:
             raise RuntimeError("a bug of the plugin")
+
+    def guarantee(self, facts):
+        raise ValueError(f"rounds must be even, got {facts.rounds}.")
 '''
 
 
@@ -39,10 +42,15 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "spoilt").mkdir()
     (tmp_path / "spoilt" / "run.json").write_text("{")
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow" / "run.json").write_text("{}")
     return tmp_path
 
 
 SET = "run HERE/tiny.toml --jobs 0 --out HERE/out --set"
+OVER = "ledger ms_pafl --set epsilon=1 --over"
+SITE = "site --out HERE/site"
+SWEEP = "sweep HERE/tiny.toml --out HERE/out --over"
 BAD = [
     ("run quik", "Did you mean 'quick'"),
     ("run HERE/broken.toml", "is no valid TOML"),
@@ -57,6 +65,10 @@ BAD = [
     (f"{SET} tasks.0.protocol.lr=-1", "lr: input should be greater"),
     (f"{SET} tasks.0.protocol.lrate=1", "key 'tasks.0.protocol.lrate'"),
     (f"{SET} threats.0.victims=9", "observes 9 victims"),
+    (f'{SET} checkpoints=["round-7"]', "checkpoint round-7 lies beyond the 1 rounds of digits"),
+    (f'{SET} checkpoints=["round-0"]', "init, final or round-N (after N rounds), got 'round-0'"),
+    (f'{SET} checkpoints=["round-1"] --set threats.0.rounds=3',
+     "observes 3 rounds, but checkpoint round-1 has 2 states"),
     (f"{SET} tasks.0.dataset=digit", "Did you mean 'digits'"),
     (f"{SET} tasks.0.dataset=mnist", "--data-dir"),
     (f"{SET} tasks.0.dataset_settings.size=big", "setting size of dataset digits"),
@@ -72,9 +84,20 @@ BAD = [
     ("run quick --device tpu", "device must be auto, cpu or cuda, got 'tpu'"),
     ("run quick --data-dir /no/such/folder", "no such data folder"),
     ("run quick --plugin /no/plugin.py", "no such plugin file"),
+    ("run HERE/tiny.toml --out HERE/tiny.toml/out", "cannot write results to"),
     ("run quick --shard 3", "--shard takes i/n, as 1/8, got '3'"),
     ("run quick --shard 0/3", "shard 0/3 does not exist"),
     ("plan quick --shard 90/99", "shard 90/99 is empty: the plan has 14 trainings"),
+    ("plan HERE/tiny.toml --costs HERE/empty", "holds no records"),
+    (f"{SWEEP} threat.rounds", "--over takes key=value,value,..., at least two values"),
+    (f"{SWEEP} threat.rounds=3", "at least two values, got 'threat.rounds=3'"),
+    (f"{SWEEP} threat.rounds=1,3,3", "--over threat.rounds names a value twice, got '1,3,3'"),
+    (f"{SWEEP} threat.round=1,2", "unknown key 'threats.0.round'"),
+    (f"{SWEEP} threat.rounds=1,50", "observes 50 rounds, but checkpoint final has 2 states"),
+    (f"{SWEEP} threat.rounds=1,2 --figures pgn", "png"),
+    *((f"tune HERE/tiny.toml --loss={loss}",
+       f"--loss takes different points of accuracy, as 1,5,10, got '{loss}'.")
+      for loss in ("", "a", "1,1", "-1", "101")),
     ("list defences", "Did you mean 'defenses'"),
     ("ledger spm", "needs the setting(s) epsilon"),
     ("ledger spm --set epsilon=-1", "epsilon must lie in (0, 700]"),
@@ -83,16 +106,41 @@ BAD = [
     ("ledger spm --set epsilon=1 --facts rounds=1.5", "input should be a valid integer"),
     ("ledger spm --set epsilon=1 --facts round=1", "Did you mean 'rounds'"),
     ("ledger picky --plugin HERE/picky.py --set share=2.0", "must be <= 1"),
+    ("ledger picky --plugin HERE/picky.py --facts parameters=1,rounds=3",
+     "picky has no ledger at these facts: rounds must be even, got 3."),
     ("ledger none --facts rounds=10", "needs the fact(s) parameters"),
     ("ledger none --facts parameters=0", "must be >= 1"),
     ("ledger dp_sl --set clip=1e200 --set smashed_std=1 --set label_std=1",
      "cannot be computed in floating point with clip=1e+200"),
+    ("ledger none --facts parameters=10000000000000000", "parameters"),
+    ("ledger dp_sgd --set noise_multiplier=inf --set clip_norm=1", "noise_multiplier"),
+    ("ledger gaussian --set noise_multiplier=1 --set clip_norm=inf", "clip_norm"),
+    (f"{OVER} chek_in=0.1,1", "Unknown setting of ms_pafl or fact 'chek_in'. Did you mean"),
+    (f"{OVER} delta=0.1,0.2", "write settings.delta or facts.delta"),
+    (f"{OVER} rounds=10", "at least two values, got 'rounds=10'"),
+    (f"{OVER} rounds", "at least two values, got 'rounds'"),
+    (f"{OVER} rounds=1,1,2", "--over rounds names a value twice, got '1,1,2'"),
+    (f"{OVER} rounds=1,2 --over rounds=3,4", "--over rounds is given twice"),
+    (f"{OVER} rounds=1,many",
+     "fact rounds of the ledger: input should be a valid integer, got 'many'"),
+    (f"{OVER} rounds=1,0", "fact rounds must be >= 1, got 0"),
+    (f"{OVER} check_in=0.1,2", "check_in must lie in [0, 1]"),
     ("audit none --draws 1", "draws must be >= 100"),
+    ("audit spmm", "Did you mean 'spm'"),
+    ("audit spm --set epsilon=-1", "epsilon must"),
     ("report /no/such/folder", "is no result folder"),
     ("report HERE/empty", "run.json"),
     ("report HERE/spoilt", "run.json"),
     pytest.param("check HERE/none.py", "HERE/none.py", marks=pytest.mark.slow),  # a process
+    *((f"check spm --timeout {limit}", "--timeout must be between 1 and 1e6 seconds")
+      for limit in ("0", "nan", "inf", "-1", "1e300")),
+    (f"{SITE} HERE/absent", "no such folder of results"),
+    (f"{SITE} HERE/empty", "holds no result folder of leakbench (no run.json)"),
+    (f"{SITE} HERE/spoilt", "is no readable JSON"),
+    (f"{SITE} HERE/hollow", "must hold a suite and its trainings"),
+    ("merge HERE/absent --out HERE/merged", "is no result folder"),
     ("verify /no/such/folder", "no such folder"),
+    ("report HERE/empty --format htm", "Did you mean 'html'"),
     ("new defence my_defense --dir HERE/empty", "Did you mean 'defense'"),
     ("new defense spm --dir HERE/empty", "name of a known defense"),
     ("new defense ilrg --dir HERE/empty", "name of a known attack"),
@@ -113,15 +161,15 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     command: str, sentence: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
+    before = sorted(here.rglob("*"))
     done = call(*command.replace("HERE", str(here)).split())
-    lines = [t for t in done.stderr.splitlines() if not t.startswith("Runs ")]  # of --plugin
+    *runs, line = done.stderr.replace(str(here), "HERE").splitlines()
     assert done.exit_code == 2, done.output
-    assert len(lines) == 1
-    assert lines[0].startswith("leakbench: ")
-    assert sentence.replace("HERE", str(here)) in lines[0]
+    assert runs == ["Runs HERE/picky.py with your rights."] * ("--plugin HERE" in command)
+    assert line.startswith("leakbench: ")
+    assert sentence in line
     assert not done.stdout
-    assert not list(here.rglob("records/*/*.json"))
-    assert not [*(here / "empty").iterdir(), *here.glob("*my_defense.py")]
+    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize("share", ["x", "0", "1.5"])

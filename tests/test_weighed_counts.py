@@ -33,7 +33,7 @@ from bench.seeding import generator
 from bench.toolkit.batches import class_means
 from defenses.noise import GaussianUpdate
 from tests.benchmarks.test_labels_speed import vectorised
-from tests.conftest import context_for, network_for, seen_under
+from tests.conftest import context_for, network_for, require, seen_under
 
 CLASSES, WIDTH = 10, 64
 
@@ -105,8 +105,7 @@ class Trained:
     def weighed(
         self, head: HeadGradient, total: int, *, sent: Sent = unchanged, seed: int = 0
     ) -> Tensor:
-        found = self.asked(head, total, sent=sent, seed=seed)
-        assert found is not None
+        found = require(self.asked(head, total, sent=sent, seed=seed))
         assert found.sum(dim=1).eq(total).all()
         return found
 
@@ -320,9 +319,7 @@ def test_only_doubtful_batches_are_weighed(
     after = ILRG().run(seen, context)
     assert note in after.notes
     assert note not in before.notes  # the paper's attack
-    assert before.label_counts is not None
-    assert after.label_counts is not None
-    assert torch.equal(after.label_counts[4:], before.label_counts[4:])
+    assert torch.equal(require(after.label_counts)[4:], require(before.label_counts)[4:])
 
 
 def rehearsing(context: Context, seen: Seen, defense: Defense) -> tuple[Context, list[int]]:
@@ -355,8 +352,7 @@ def test_several_steps_are_rehearsed_through_the_whole_network(digits: Dataset) 
     assert sum(calls) == weighed._LEAST
     assert NOTE in answer.notes
     counts = torch.nn.functional.one_hot(truth.y.flatten(1), 10).sum(dim=1)
-    plain = ILRG(refine=0).run(seen, context).label_counts
-    assert plain is not None
+    plain = require(ILRG(refine=0).run(seen, context).label_counts)
     assert lnacc(answer.label_counts, counts) > lnacc(plain, counts) + 0.05
 
 
