@@ -140,8 +140,9 @@ def test_units_of_several_images_and_few_pixels_are_not_read() -> None:
     public = torch.arange(256.0)[None].double() / 255
     images = torch.tensor([[0, 9, 3, 250, 47, 47, 102], [9, 0, 31, 8, 0, 71, 102]]).double() / 255
     mixes = torch.tensor([[0.03, 0], [0, -1e-4], [0.5, 0.2]]).double()
-    grad, told = mixes @ images, torch.ones(4, 7, dtype=torch.bool)
-    grad, told[3, 2:5] = torch.cat([grad, 7 * grad[:1]]), False  # three values that differ
+    beside = torch.tensor([[1, 2, 3, 4, 5, 0.002, 0]]).double()  # too small for a pixel
+    grad, told = torch.cat([mixes @ images, beside, mixes[:1] @ images]), torch.ones(5, 7) > 0
+    told[4, 2:5] = False  # three values that differ
     x, which = read_pixels(grad, told, public)
     assert torch.allclose(x, images, atol=1e-12)
     assert bool(which.all())
