@@ -10,7 +10,7 @@ import pytest
 from bench.protocols.settings import ThreatSettings
 from bench.records import FlagCode, Row
 from bench.report import leaderboard
-from bench.report.verdicts import find_understated_leakage, with_first_round
+from bench.report.verdicts import understated_leakage, with_first_round
 from tests import made_rows
 from tests.conftest import TINY, Run
 from tests.test_convergence import each_cell
@@ -41,7 +41,7 @@ def test_a_row_that_leaks_less_than_its_first_round_is_flagged(later: float, tol
     flags = flagged(first=first, later=seen, threats=(RELEASE, WHOLE))
     assert flags == [(FlagCode.FIRST_ROUND, "b", 0.8)] * told
     known = {t.name: t for t in (RELEASE, WHOLE)}
-    assert find_understated_leakage(with_first_round(seen, first, known)) == (
+    assert understated_leakage(with_first_round(seen, first, known)) == (
         pytest.approx(0.8) if told else None
     )
 

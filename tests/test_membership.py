@@ -14,7 +14,7 @@ from bench.harness.membership import infer_shares, standardise, trace_curve
 from bench.protocols.settings import ThreatSettings
 from bench.records.outcomes import Membership
 from bench.report import figures
-from bench.report.columns import board_columns
+from bench.report.columns import columns_of
 from tests.conftest import TINY, changed
 
 MEASURED = 'victims = 2\n\n[[threats]]\nname = "run"\nwork = "as_trained"\nmembership = true'
@@ -63,7 +63,7 @@ def test_tables_and_figures_show_it_where_it_was_measured(results: bench.Results
     frame = results.leaderboard(wide=True)
     assert frame["membership"].max() > 0.95
     rows = results._rows()
-    assert "membership" in [column.name for column in board_columns(rows)]
+    assert "membership" in [column.name for column in columns_of(rows)]
     assert "membership" in figures.of_table(rows, rows)
 
 

@@ -43,7 +43,7 @@ def of(run: Run, defense: str) -> list[PlannedTraining]:
 def board(run: Run, *trainings: PlannedTraining, **over: Any) -> dict[str, Row]:
     """Rows by their defense."""
     records = Changed(over.pop("over", {}))
-    return {r.defense: r for r in rows_of(run, trainings, records, ["final"])}
+    return {r.defense: r for r in rows_of(replace(run, trainings=trainings), records, ["final"])}
 
 
 def cells(rows: Mapping[str, Row]) -> dict[str, str]:

@@ -77,10 +77,8 @@ def verify(
             f"The files of {opened.run.title} are as they were written, and no record contradicts "
             "another or its run."
         )
-        pairs = options.pairs_of(only, "--only")
-        cells = verification.sample(
-            opened, seed=seed, count=sample, trainings=trainings, only=pairs
-        )
+        kept = options.pairs_of(only, "--only")
+        cells = verification.sample(opened, seed=seed, count=sample, trainings=trainings, only=kept)
         off = [c for c in again if c.verdict == "differs"]
         tell(
             f"{count_of(len(again), 'figure')} computed again without a rerun: "
@@ -91,7 +89,7 @@ def verify(
             tell(f"Mark: {mark}", style="yellow")
         tell(
             f"Sample of {count_of(len(cells), 'cell')} out of "
-            f"{len(verification.candidates(opened, pairs))}, seed {seed}. To rerun: "
+            f"{len(verification.candidates(opened, kept))}, seed {seed}. To rerun: "
             f"{count_of(len(staged.trainings_of(cells)), 'training')} and "
             f"{count_of(len(cells), 'attack')}."
         )

@@ -17,15 +17,7 @@ from bench.metrics.intervals import Interval
 from bench.metrics.named import METRICS
 from bench.records import AttackEntry, LedgerWords, Row, short
 from bench.report import explain
-from bench.report.columns import (
-    LEAKAGE,
-    NOTHING,
-    SPARED,
-    Column,
-    Shown,
-    board_columns,
-    epsilon_text,
-)
+from bench.report.columns import LEAKAGE, NOTHING, SPARED, Column, Shown, columns_of, epsilon_text
 from bench.report.costs import COSTS, parts
 from bench.report.leaderboard import row_id
 from bench.report.overview import LOSS, Verdict, epsilon_words, explain_signs, measure, times
@@ -86,9 +78,7 @@ class Board:
 
     def min_width(self, column: Column) -> int | None:
         """Return the least width at which a column is shown at first; None: only when chosen."""
-        if column in self._fullest:
-            return _TABLET
-        return _MIN_WIDTHS.get(column.name)
+        return _TABLET if column in self._fullest else _MIN_WIDTHS.get(column.name)
 
     @cached_property
     def _fullest(self) -> list[Column]:
@@ -149,7 +139,7 @@ def board_of(
     from bench.report.papers import papers_of  # which imports the plugins
 
     rows = [r for groups in reports.values() for _, table in groups for r in keep(table)]
-    shown = [c for c in board_columns(rows) if not (attacks and c.attack) or attacks(c.attack)]
+    shown = [c for c in columns_of(rows) if not (attacks and c.attack) or attacks(c.attack)]
     suites = {row.suite for row in rows}
     papers = papers_of("defense", (part for row in rows for part in row.defense.split("+")))
     heads = _order([*shown, *_page_columns("", {}, papers)], several=len(suites) > 1)
@@ -160,7 +150,7 @@ def board_of(
         for number, (title, table) in enumerate(groups, start=1):
             bare = find_undefended(table)
             verdicts = {id(verdict.row): verdict for verdict in measure(table, LOSS)}
-            own = [*board_columns(table, whole=True), *_page_columns(title, verdicts, papers)]
+            own = [*columns_of(table, whole=True), *_page_columns(title, verdicts, papers)]
             by_key = {column.attack or column.name: column for column in own}
             lines += [
                 Line(

@@ -290,9 +290,7 @@ _COLUMNS = (
     Column(name="selected", shown=partial(_case, "choice"), needs=lambda row: row.choice),
     Column(name="upper bound", shown=partial(_case, "worst")),
     Column(name="membership", shown=show_membership, needs=lambda row: row.membership),
-    Column(
-        name="accuracy drop", shown=lambda row: _format_interval(row, row.accuracy_drop, unit=100)
-    ),
+    Column(name="accuracy drop", shown=lambda row: _format_interval(row, row.accuracy_drop, 100)),
     Column(name="accuracy", shown=lambda row: show_interval(row.accuracy)),
     Column(
         name="personal accuracy",
@@ -307,7 +305,7 @@ _COLUMNS = (
 """Before those of the attacks."""
 
 
-def board_columns(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
+def columns_of(rows: Sequence[Row], *, whole: bool = False) -> list[Column]:
     """The columns that a table of these rows shows, in their order; whole: with columns of attacks
     that apply to no row."""
     unused = {} if whole else idle(rows)

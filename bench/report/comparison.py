@@ -78,7 +78,7 @@ def compare_rows(
     run = Run.read(folder)
     check_wanted("checkpoint", checkpoint, run.suite.checkpoints)
     chosen = next(c for c in reversed(run.suite.checkpoints) if checkpoint in (None, c))
-    groups = tables(rows_of(run, run.trainings, Store(folder, run), [chosen]))
+    groups = tables(rows_of(run, Store(folder, run), [chosen]))
     comparisons, pairs = [], list(_pairs(groups, one, two))
     if not pairs:
         raise UserError(

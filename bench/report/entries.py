@@ -28,6 +28,8 @@ Observed = Mapping[int, Mapping[str, AttackRecord]]
 """Seed -> attack -> its record, under one threat."""
 Answers = tuple[np.ndarray, list[str]]
 """Per victim the score of the answer that was selected, and its attack."""
+Winners = Mapping[int, Answers]
+"""Seed -> the answers that were selected."""
 
 
 def values_of(record: AttackRecord | DoubledRun, metric: str) -> np.ndarray:
@@ -67,7 +69,7 @@ def entry_of(outcomes: Sequence[AttackOutcome], threat: ThreatSettings) -> Attac
         gradient_evaluations=sum(r.gradient_evaluations for r in done) if done else None,
         notes=tuple(dict.fromkeys(n for r in done for n in r.notes)),
         budget=next((r.budget for r in done if r.budget), None),
-        convergence=_convergence(again),
+        convergence=_convergence(again) if again else None,
         doubled=doubled,
     )
 
@@ -76,11 +78,8 @@ def _interval(runs: Sequence[AttackRecord | DoubledRun], metric: str) -> Interva
     return interval_of([values_of(r, metric) for r in runs], range_of(metric))
 
 
-def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergence | None:
-    """Return an attack's gain from twice its budget, over victims and seeds; None where that was
-    not measured or there is no SSIM."""
-    if not again:
-        return None
+def _convergence(again: Sequence[tuple[AttackRecord, DoubledRun]]) -> Convergence:
+    """Return an attack's gain of SSIM from twice its budget, over victims and seeds."""
     gains = [values_of(d, "ssim") - values_of(r, "ssim") for r, d in again]
     gain = float(np.concatenate(gains).mean())
     # Records from before budgets were kept have no doubled run either.
@@ -171,9 +170,7 @@ def worst_case(
     return max(cases, key=lambda c: c[0])[1:] if cases else None
 
 
-def _choose_as_elsewhere(
-    judged: Mapping[int, Answers], by_seed: Observed, metric: str
-) -> dict[int, Answers]:
+def _choose_as_elsewhere(judged: Winners, by_seed: Observed, metric: str) -> dict[int, Answers]:
     """Return of each seed the judged answers, or those of one attack that leaks more in every other
     seed, and clearly more in their mean. Who attacks can play whole federations on public data and
     learn so which attack is best here; other seeds stand for that, and the seed's own truth is not
@@ -203,11 +200,8 @@ def _floors_of(records: Mapping[str, AttackRecord], metric: str) -> Sequence[flo
     return next((r.floors[metric] for r in records.values() if metric in r.floors), [])
 
 
-def _leaks(
-    threat: str, by_seed: Observed, winners: Mapping[int, Answers], metric: str
-) -> Leaks | None:
-    """Return the leakage of every victim, whose mean is `leak_with_sign` of the mean score.
-    winners: the answers that were selected, by seed."""
+def _leaks(threat: str, by_seed: Observed, winners: Winners, metric: str) -> Leaks | None:
+    """Return the leakage of every victim, whose mean is `leak_with_sign` of the mean score."""
     floors = {s: np.array(_floors_of(by_seed[s], metric), dtype=np.float64) for s in winners}
     if any(len(floors[seed]) != len(values) for seed, (values, _) in winners.items()):
         return None
@@ -221,7 +215,7 @@ def _leaks(
     return Leaks(threat=threat, floor=floor, victims=victims, recognised=recognised)
 
 
-def _count_recognised(by_seed: Observed, winners: Mapping[int, Answers]) -> Recognised | None:
+def _count_recognised(by_seed: Observed, winners: Winners) -> Recognised | None:
     """Count the samples that are recognised among the selected reconstructions, or the records that
     match exactly; None where that was not measured."""
     count, of, baseline = 0.0, 0, 0.0

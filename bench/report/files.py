@@ -96,7 +96,7 @@ class Files:
     @cached_property
     def rows(self) -> list[Row]:
         """Rows as the records have them, with the folder's errata."""
-        rows = leaderboard.rows_of(self.run, self.run.trainings, self.store)
+        rows = leaderboard.rows_of(self.run, self.store)
         return with_errata(rows, self.folder)
 
     @cached_property

@@ -13,10 +13,11 @@ from bench.records import AttackEntry, AttackRecord, Cell, Row, WorstCase
 from bench.report import explain
 from bench.report import overview as overviews
 from bench.report.advice import advise
-from bench.report.columns import board_columns, show_membership
+from bench.report.columns import columns_of, show_membership
 from bench.report.costs import COSTS
 from bench.report.entries import LEAK_METRICS
 from bench.report.escaping import csv_cell
+from bench.report.overview import Head, Overview, Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -155,15 +156,13 @@ def best(rows: Sequence[Row], loss: float) -> DataFrame:
     lines = []
     for summary in overviews.by_protocol(rows, loss):
         for advice in advise(summary):
-            line = _verdict_line(advice.defense, advice.head, advice.verdict or overviews.Verdict())
+            line = _verdict_line(advice.defense, advice.head, advice.verdict or Verdict())
             del line["why"]
             lines.append(line | {"said": " ".join(advice.sentences)})
     return _frame(lines)
 
 
-def _verdict_line(
-    defense: str | None, head: overviews.Head, verdict: overviews.Verdict
-) -> dict[str, Any]:
+def _verdict_line(defense: str | None, head: Head, verdict: Verdict) -> dict[str, Any]:
     row = verdict.row
     return {
         "defense": defense,
@@ -185,7 +184,7 @@ def _verdict_line(
 def board(rows: Sequence[Row], *, whole: bool = False) -> DataFrame:
     """Return what one table shows: a line per row, and by `Column` a `Shown`. whole: with columns
     of attacks that apply to no row."""
-    columns = board_columns(rows, whole=whole)
+    columns = columns_of(rows, whole=whole)
     lines = ([column.shown(row) for column in columns] for row in rows)
     return _frame(lines, columns=columns, dtype=object)
 
@@ -195,7 +194,7 @@ def texts(frame: DataFrame) -> DataFrame:
     return frame.map(lambda shown: shown.full).rename(columns=lambda column: column.name)
 
 
-def ranking_texts(ran: Sequence[tuple[str, overviews.Verdict]]) -> DataFrame:
+def ranking_texts(ran: Sequence[tuple[str, Verdict]]) -> DataFrame:
     """Return one table of an overview as text, a line per defense of `overview.ranked`: what the
     terminal and papers show, without columns that hold nothing."""
     lines = [
@@ -216,9 +215,7 @@ def ranking_texts(ran: Sequence[tuple[str, overviews.Verdict]]) -> DataFrame:
     return frame[[name for name in frame if set(frame[name]) != {"–"} or name not in OPTIONAL]]
 
 
-def overview_texts(
-    summary: overviews.Overview, title: Callable[[overviews.Head], str]
-) -> DataFrame:
+def overview_texts(summary: Overview, title: Callable[[Head], str]) -> DataFrame:
     """Return an overview as text: its defenses by tables, then their costs and settings. title:
     what to call a table."""
     lines = [

@@ -79,26 +79,21 @@ def rows(folder: Path) -> list[Row]:
         UserError: If the folder holds no run.
     """
     run = Run.read(folder)
-    return rows_of(run, run.trainings, Store(folder, run))
+    return rows_of(run, Store(folder, run))
 
 
-def rows_of(
-    run: Run,
-    trainings: Iterable[PlannedTraining],
-    records: Store,
-    checkpoints: Sequence[Checkpoint] | None = None,
-) -> list[Row]:
-    """`rows` of some trainings of a run alone, at some of its checkpoints (None: all)."""
+def rows_of(run: Run, store: Store, checkpoints: Sequence[Checkpoint] = ()) -> list[Row]:
+    """`rows` of a run, at some of its checkpoints (none given: all)."""
     # The suite of an older run may name a checkpoint twice.
     chosen = tuple(dict.fromkeys(checkpoints or run.suite.checkpoints))
     by_task: dict[str, list[list[PlannedTraining]]] = {}
-    for members in settings_of(trainings):
+    for members in settings_of(run.trainings):
         job = members[0].job
         task = canonical([job.protocol, job.task.model_dump(exclude={"protocol"})])
         by_task.setdefault(task, []).append(members)
     rows_ = []
     for settings in by_task.values():
-        read = cache(records.read)  # until its task is done
+        read = cache(store.read)  # until its task is done
         check_together(chain.from_iterable(settings), read)
         tables = {c: _table(run, settings, read, c) for c in chosen}
         first = {canonical([r.defense, r.settings]): r for r in tables.get("init", ())}
@@ -106,10 +101,8 @@ def rows_of(
         threats = {cell.threat: cell.job.threat for cell in cells}
         for checkpoint, table in tables.items():
             if checkpoint != "init":
-                begun = (first.get(canonical([row.defense, row.settings])) for row in table)
-                table = [
-                    with_first_round(*pair, threats) for pair in zip(table, begun, strict=True)
-                ]
+                init = (first.get(canonical([row.defense, row.settings])) for row in table)
+                table = [with_first_round(*pair, threats) for pair in zip(table, init, strict=True)]
             rows_ += with_marks(table)
     return rows_
 

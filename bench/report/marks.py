@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.metrics.paired import Difference, differences
 from bench.records import FlagCode, Marks, Row
-from bench.report.verdicts import accuracy_drop, find_undefended, find_understated_leakage, has_use
+from bench.report.verdicts import accuracy_drop, find_undefended, has_use, understated_leakage
 
 UNDONE = {
     FlagCode.TRAINING_FAILED: "failed",
@@ -92,4 +92,4 @@ def is_trusted(row: Row) -> bool:
     """Return whether no flag says that the row leaks more than it shows, or that an attack on it or
     a training is missing: such a row is never marked as best."""
     doubted = any(f.code in (FlagCode.BELOW_FLOOR, *UNDONE) for f in row.flags)
-    return not doubted and find_understated_leakage(row) is None
+    return not doubted and understated_leakage(row) is None

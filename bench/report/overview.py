@@ -5,7 +5,7 @@ much accuracy the one that leaks least. Nothing here draws; terminal, text, page
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.metrics.intervals import Interval
@@ -15,13 +15,7 @@ from bench.report.columns import audit_text, epsilon_text, format_supported, is_
 from bench.report.costs import COSTS, CostColumn
 from bench.report.marks import UNDONE, marks
 from bench.report.tables import tables
-from bench.report.verdicts import (
-    UNDEFENDED,
-    at_most,
-    find_undefended,
-    find_understated_leakage,
-    has_use,
-)
+from bench.report.verdicts import UNDEFENDED, at_most, find_undefended, has_use, understated_leakage
 
 LOSSES = (0.01, 0.05, 0.1)
 """Accuracy, as a share of the test samples, that a setting may lose: what a reader can choose."""
@@ -92,7 +86,7 @@ class Verdict:
         attacks got less from all rounds than from one."""
         if self.row is None or self.row.leak is None:
             return None
-        return max(self.row.leak, find_understated_leakage(self.row) or 0.0)
+        return max(self.row.leak, understated_leakage(self.row) or 0.0)
 
     @property
     def doubts(self) -> list[str]:
@@ -364,9 +358,7 @@ def legend(summaries: Sequence[Overview]) -> list[str]:
     return [explain.OVERVIEW["leakage"].format(loss=loss), *explain_signs(verdicts, loss)]
 
 
-def explain_signs(
-    verdicts: Sequence[Verdict], loss: str, hidden: Collection[str] = ()
-) -> list[str]:
+def explain_signs(verdicts: Sequence[Verdict], loss: str, hidden: Container[str] = ()) -> list[str]:
     """Explain each sign and word that occurs in some verdicts, a line each.
 
     Args:

@@ -10,7 +10,7 @@ from bench.records import Row, short
 from bench.report import explain, frames
 from bench.report import overview as overviews
 from bench.report.advice import Advice, advise
-from bench.report.columns import Column, Shown, board_columns, is_refuted
+from bench.report.columns import Column, Shown, columns_of, is_refuted
 from bench.report.tables import tables, work
 from bench.report.text import legend as whole_legend
 from bench.report.verdicts import has_use
@@ -46,9 +46,8 @@ def _overview_table(advice: Advice, ran: Sequence[tuple[str, overviews.Verdict]]
     table.add_column("defense", overflow="fold")
     for head in frame.columns[1:]:
         justify: JustifyMethod = "left" if head in ("leakage", "signs") else "right"
-        table.add_column(
-            _NARROW.get(head, head.rpartition(" ")[2]), justify=justify, no_wrap=head != "epsilon"
-        )
+        narrow = _NARROW.get(head, head.rpartition(" ")[2])
+        table.add_column(narrow, justify=justify, no_wrap=head != "epsilon")
     styles = [_COLOURS.get(v.style, "") for _, v in ran]
     for style, (name, leakage, *cells) in zip(styles, frame.to_numpy().tolist(), strict=True):
         table.add_row(name, Text(leakage, style=style), *cells)
@@ -64,7 +63,7 @@ def boards(rows: Sequence[Row]) -> list[Table]:
 
 
 def _board(title: str, rows: Sequence[Row]) -> Iterator[Table]:
-    columns = [c for c in board_columns(rows) if c.name not in _LEFT_OUT]
+    columns = [c for c in columns_of(rows) if c.name not in _LEFT_OUT]
     attacks = [c for c in columns if c.attack or c.name == "floor"]
     others = [c for c in columns if c not in attacks]
     letters = [explain.letters(row.flags) for row in rows]
@@ -73,9 +72,7 @@ def _board(title: str, rows: Sequence[Row]) -> Iterator[Table]:
         yield _table("by attack", rows, attacks[first : first + _ATTACKS], [""] * len(rows))
 
 
-def _table(
-    title: str, rows: Sequence[Row], columns: Sequence[Column], letters: Sequence[str]
-) -> Table:
+def _table(title: str, rows: Sequence[Row], columns: Sequence[Column], letters: list[str]) -> Table:
     """Return some columns of a table. letters: the flags of each row, at its end."""
     table = _empty(title)
     table.add_column("", no_wrap=True)

@@ -185,7 +185,7 @@ def is_reference(row: Row) -> bool:
     return row.defense == UNDEFENDED or any(e.doubled for e in row.attacks.values())
 
 
-def find_understated_leakage(row: Row) -> float | None:
+def understated_leakage(row: Row) -> float | None:
     """Return the largest leakage of flags that say that a row shows less: by one attack, in the
     first round, or of all clients' images in any order. None without such a flag."""
     codes = (FlagCode.UNDERSTATED, FlagCode.FIRST_ROUND, FlagCode.WHOSE_UNKNOWN)

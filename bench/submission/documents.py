@@ -17,7 +17,7 @@ from bench.names import count_of, is_file_name
 from bench.records import RUN, FlagCode, Job, Row, Run
 from bench.records.submitted import MANIFEST, SCHEMA, Submission, read_file, read_submission
 from bench.report import frames
-from bench.report.columns import board_columns
+from bench.report.columns import columns_of
 from bench.report.escaping import one_line
 from bench.report.files import Files
 from bench.report.text import fill, markdown_table
@@ -36,7 +36,7 @@ def table(rows: Sequence[Row]) -> str:
     """One line per row, undefended ones among them: utility, epsilons, and what each attack
     recovered, as the leaderboard has them; and its flags."""
     wanted = ("defense", "accuracy", "leakage", "eps claimed", "eps proven", "flags")
-    columns = board_columns(rows, whole=True)
+    columns = columns_of(rows, whole=True)
     frame = frames.texts(frames.board(rows, whole=True))
     frame = frame[[c.name for c in columns if c.name in wanted or c.attack]]
     frame.insert(0, "table", [row.where for row in rows])

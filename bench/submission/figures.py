@@ -57,15 +57,13 @@ def compare(
         )
         return
     first, again = _figures_of(submitted), _figures_of(rerun)
-    for name in {**first, **again}:
-        a, b = first.get(name), again.get(name)
+    for key in {**first, **again}:
+        a, b = first.get(key), again.get(key)
         verdict: Verdict = "differs"
-        if name in first and name in again:
+        if key in first and key in again:
             # Squared errors lie far below 1, where an absolute tolerance would let all pass.
-            verdict = _verdict(a, b, _tolerance(name, b, tolerance), relative="mse" in name)
-        yield Comparison(
-            what=what, figure=name, submitted=_text(a), rerun=_text(b), verdict=verdict
-        )
+            verdict = _verdict(a, b, _tolerance(key, b, tolerance), relative="mse" in key)
+        yield Comparison(what=what, figure=key, submitted=_text(a), rerun=_text(b), verdict=verdict)
 
 
 def _figures_of(record: DoneRecord) -> dict[str, Any]:

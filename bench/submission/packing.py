@@ -24,6 +24,7 @@ from bench.report.files import Files
 from bench.sandbox.conformance.plugins import check, is_file, plugins_of, plugins_of_file
 from bench.submission.documents import check_suite, marks, page, write_manifest
 
+Trainings = Sequence[records.PlannedTraining]
 _EVERYONES = {"/tmp", "/var/tmp"}
 """Folders that tell nothing of a machine, so that sources may name them."""
 
@@ -134,7 +135,7 @@ def table_of(training: records.PlannedTraining) -> str:
 
 def choose(
     run: records.Run, kind: str, name: str, registry: Registry
-) -> tuple[list[records.PlannedTraining], list[records.PlannedTraining]]:
+) -> tuple[Trainings, Trainings]:
     """The trainings of a defense, or with cells of an attack, and the undefended ones of the same
     tables.
 
@@ -168,12 +169,7 @@ def choose(
     return own, reference
 
 
-def check_unchanged(
-    own: Sequence[records.PlannedTraining],
-    reference: Sequence[records.PlannedTraining],
-    keys: Keys,
-    kind: str,
-) -> None:
+def check_unchanged(own: Trainings, reference: Trainings, keys: Keys, kind: str) -> None:
     """Raises UserError if a record was made by other source than is here now."""
     for training in [t for t in reference if kind == "attack" or t not in own]:
         if keys.train(training.job) != training.key:
@@ -221,7 +217,7 @@ def _check_data(training: records.PlannedTraining) -> None:
     )
 
 
-def _find_failed(store: Store, trainings: Sequence[records.PlannedTraining]) -> Iterator[str]:
+def _find_failed(store: Store, trainings: Trainings) -> Iterator[str]:
     """Yield labels of the failed cells. Raises UserError without a record, or where a training
     failed."""
     for training in trainings:
@@ -248,7 +244,7 @@ def cells_of(training: records.PlannedTraining, kind: str, name: str) -> list[re
 
 
 def _sources(
-    registry: Registry, trainings: Sequence[records.PlannedTraining], files: Sequence[Path]
+    registry: Registry, trainings: Trainings, files: Sequence[Path]
 ) -> Iterator[PluginSource]:
     """Yield every plugin of the submitted rows, with the hash of its source."""
     names: dict[tuple[PluginKind, str], None] = {}

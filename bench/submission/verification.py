@@ -134,9 +134,8 @@ def sample(
 def same_environment(opened: Opened, device: str) -> bool:
     """Whether versions and device are those that it was made with, so that figures should be
     equal."""
-    before: Mapping[str, str] = dict(opened.run.versions) | {"device": opened.run.device}
-    if opened.submission is not None:
-        before = opened.submission.environment
+    run, made = opened.run, opened.submission
+    before = dict(run.versions) | {"device": run.device} if made is None else made.environment
     now = versions() | {"device": device}
     return all(before.get(k) == v for k, v in now.items())
 
