@@ -237,6 +237,8 @@ def test_a_part_is_not_completed_where_what_is_told_of_it_is_zero() -> None:
     assert (~rows).nonzero().flatten().tolist() == [40]
     assert (~columns).nonzero().flatten().tolist() == [25]
     assert torch.allclose(completed, whole * rows[:, None] * columns, atol=1e-6)
+    told[:, -1] = False  # the bias's
+    assert not any(part.any() for part in complete(whole * told, told, 3, rng))
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.01])
