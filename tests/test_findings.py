@@ -144,6 +144,16 @@ def test_a_sum_of_twelve_or_a_tenth_encrypted_hides_little_behind_a_perceptron()
     assert leaks["mlp3", "fedml_he", 0.5] > 0.3
     assert 0.1 < leaks["mlp3", "mask_crypt", 0.5] < 0.3
     assert 0.4 < leaks["mlp_spm", "secure_aggregation", None] < 0.7
+    (row,) = (
+        r
+        for r in rows("reference")
+        if (r.model, r.defense, r.checkpoint) == ("mlp_spm", "fedml_he", "training")
+        and r.settings["share"] == 0.5
+    )
+    assert require(row.leak) < 0.05
+    images = row.attacks["cocktail_party"].scores
+    assert images["success"].mean > 0.03
+    assert images["recognised"].mean > 0.15
     half = [
         [
             r.attacks[n].scores["attribute_accuracy"].mean
